@@ -5,7 +5,7 @@ of the command line, each in a process of its own: record, plan, apply, prove,
 undo. Printed is, per read of each finding, the trial's ratio with its
 interval beside the ratio that `treadle prove` measured after the plan was
 applied; then how many of these lie in the interval, how wide the intervals
-are, whether undo left any difference, and what a recording costs the server.
+are, and whether undo left any difference.
 Two databases, since each takes the better part of a minute; `--all` takes the
 others and the demo's shop too, and `--only` names some.
 """
@@ -40,7 +40,6 @@ MEASURED = ("music_shop", "comments")
 # No other database is begun after this, since a work has ten minutes.
 BEGIN_SECONDS_MAX = 450.0
 OUTSIDE_PERCENT_MAX = 10.0
-RECORD_RATIO_MAX = 1.5
 COLUMNS = ("database", "finding", "read", "trial", "interval", "wide", "proven", "")
 
 
@@ -204,7 +203,6 @@ def main() -> None:
         rows: list[list[str]] = []
         silent: list[str] = []
         undone: list[str] = []
-        costs: list[float] = []
         left: list[list[str]] = []
         differing = 0
         late: list[str] = []
@@ -216,8 +214,7 @@ def main() -> None:
             client.drop_database(name)
             loop = Loop(uri, client[name], Path(folder))
             pages = _filled(loop.database, options.scale)
-            recorded = loop.record(pages, options.seconds)
-            costs += [recorded["cost_ratio"]] if recorded["cost_ratio"] else []
+            loop.record(pages, options.seconds)
             if not loop.make_plan():
                 silent.append(name)
                 left += [[name, *each] for each in _reasons(loop.done["plan"].errors)]
@@ -242,15 +239,6 @@ def main() -> None:
             f"After undo: {', '.join(undone) if undone else 'no difference in any document, index or option'}."
         )
         goal("differences after undo", len(undone), 0, "differences")
-        if costs:
-            worst = max(costs)
-            print(f"A fixed load takes {min(costs):.2f} to {worst:.2f} times as long while it is recorded.")
-            goal(
-                "a fixed load while it is recorded, in the median",
-                statistics.median(costs),
-                RECORD_RATIO_MAX,
-                "times",
-            )
 
 
 def _filled(database: Database[Any], scale: float) -> list[Page]:

@@ -586,30 +586,6 @@ def too_many_collections(database: Database[Any]) -> None:
     daily(database, 24)
 
 
-def sales(database: Database[Any], days: int) -> None:
-    database["sales"].insert_many(
-        [{"shop": f"s{number % 7}", "sold": at(number), "amount": number % 90} for number in range(1_200)]
-    )
-    with profiled(database):
-        for number in range(25):
-            list(database["sales"].find({"sold": {"$gte": at(1_200 - days)}, "shop": f"s{number % 7}"}))
-
-
-@case(
-    "archive",
-    "sales.sold",
-    {
-        "documents": 1_200,
-        "older than anything that is read": 1_080,
-        "older, share": "90 %",
-        "reads and updates seen": 25,
-    },
-    lambda database: sales(database, 400),
-)
-def archive(database: Database[Any]) -> None:
-    sales(database, 120)
-
-
 def specified(database: Database[Any], indexes: int) -> None:
     database["products"].insert_many(
         [

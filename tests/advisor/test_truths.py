@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import random
 from typing import Annotated, Any
 
@@ -539,33 +537,6 @@ def test_numbered_collections_of_the_same_documents_are_a_history(database: Any)
     report = scan(database)
     assert ["policies_v1", "policies_v2"] == where(report, "history")
     check_declarations(report, database)
-
-
-# -- archive ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reader", ["an old id", "a new id", "no date"])
-def test_one_read_of_something_old_is_enough_to_keep_all(reader: str, database: Any) -> None:
-    database["visits"].insert_many([{"_id": n, "at": at(n), "by": f"b{n % 9}"} for n in range(1_500)])
-    with profiled(database):
-        for _ in range(20):
-            list(database["visits"].find({"at": {"$gte": at(1_450)}}))
-        if reader == "no date":
-            list(database["visits"].find({"by": "b3"}))
-        else:
-            database["visits"].find_one({"_id": 9 if reader == "an old id" else 1_460})
-    found = where(scan(database), "archive")
-    assert (["visits.at"] if reader == "a new id" else []) == found
-
-
-def test_dates_of_reads_are_in_no_output(database: Any) -> None:
-    database["visits"].insert_many([{"at": at(n), "by": "b"} for n in range(1_500)])
-    with profiled(database):
-        for _ in range(20):
-            list(database["visits"].find({"at": {"$gte": dt.datetime(2028, 12, 24, 7, 31)}}))
-    report = scan(database)
-    assert ["visits.at"] == where(report, "archive")
-    assert "2028" not in json.dumps(report.as_json(), default=str)
 
 
 # -- references by unlike names and into large collections -----------------------------------------------

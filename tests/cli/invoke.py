@@ -69,9 +69,9 @@ def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
-def run_verb(*arguments: str, answers: str = "") -> Any:
-    """Run a verb in this process; its errors are exceptions, and its questions get these answers."""
-    return CliRunner().invoke(cli.app, list(arguments), input=answers)
+def run_verb(*arguments: str) -> Any:
+    """Run a verb in this process; its errors are exceptions."""
+    return CliRunner().invoke(cli.app, list(arguments))
 
 
 def assert_one_sentence(text: str) -> None:

@@ -9,26 +9,12 @@ import pytest
 
 from tests.advisor.symptoms import CASES
 from tests.cli.invoke import run_verb
-from treadle import UsageError
 from treadle.cli import main
 
 
-def test_decide_asks_and_answers() -> None:
-    result = run_verb("decide", answers="no\n500\n20\n300\nyes\nno\nno\nno\n")
-    assert 0 == result.exit_code, result.output
-    assert "Keep the children in a collection of their own, and refer to them." in result.output
-    assert "Subset" in result.output
-    assert (
-        "arrays" in run_verb("decide", answers="yes\n").output
-        or "array of ids" in run_verb("decide", answers="yes\n").output
-    )
-
-
-def test_decide_asks_again_and_then_gives_up() -> None:
-    result = run_verb("decide", answers="perhaps\nno\nmany\n3\n2\n10\nno\nno\nno\nno\n")
-    assert "Embed the children in the parent." in result.output
-    result = run_verb("decide", answers="perhaps\n" * 9)
-    assert isinstance(result.exception, UsageError)
+def test_decide_takes_a_database_or_options(capfd: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["decide"])
+    assert "uri-missing" in capfd.readouterr().err
 
 
 def test_decide_by_options() -> None:

@@ -36,14 +36,14 @@ def test_a_trial_becomes_a_folder_or_a_reason(uri: str, database: Any, tmp_path:
     database["reviews"].create_index("product_id")
     requests = [Request("count", "reviews", {"query": {"product_id": n % 4}}, at=n / 10) for n in range(40)]
     path = tmp_path / "shop.workload"
-    head = header_line(database.name, read(write_lines(path, database, requests)).started, redacted=False)
+    head = header_line(database.name, read(write_lines(path, database, requests)).started)
     was = everything(database)
     folder = tmp_path / "plan"
     result = run_verb("plan", uri, "--workload", str(path), "-o", str(folder), "--only", "computed", "--json")
     assert 0 == result.exit_code, result.output
     made = json.loads(result.stdout)
     assert ["computed@reviews.product_id"] == made["findings"]
-    assert ([], []) == (made["asked"], made["by_application"])
+    assert [] == made["by_application"]
     assert {"It was not tried: --only names other findings."} == {each["reason"] for each in made["left_out"]}
     assert ["set up", "fill", "follow"] == [each["kind"] for each in made["steps"]]
     assert all(each["undo"] for each in made["steps"])
@@ -61,7 +61,7 @@ def test_a_trial_becomes_a_folder_or_a_reason(uri: str, database: Any, tmp_path:
 def write_lines(path: Path, database: Any, requests: list[Request]) -> Path:
     from datetime import UTC, datetime
 
-    lines = [header_line(database.name, datetime.now(UTC), redacted=False)]
+    lines = [header_line(database.name, datetime.now(UTC))]
     lines += [*(each.as_line() for each in requests), end_line(seconds=4.0)]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -75,6 +75,9 @@ def test_an_applied_plan_is_not_overwritten_and_is_undone_though_it_was_edited(
     assert 0 == main(["apply", str(folder), uri])
     assert USAGE == main(["plan", uri, "--workload", str(tmp_path / "all.workload"), "-o", str(folder)])
     assert "plan-applied" in capsys.readouterr().err
+    other = str(tmp_path / "other")
+    assert USAGE == main(["plan", uri, "--workload", str(tmp_path / "all.workload"), "-o", other])
+    assert "plan-treadle-in-use" in capsys.readouterr().err
     # Models are made to be worked on.
     (folder / "models.py").write_text("not Python any more")
     assert USAGE == main(["prove", str(folder), uri])
@@ -96,13 +99,11 @@ def test_what_cannot_be_written_is_refused_before_the_trial(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The workload, which is not there, is not looked at yet."""
-    missing = tmp_path / "missing" / "trial.html"
-    for path, reason in ((missing, "No such file"), (tmp_path, "Is a directory")):
-        assert USAGE == main(["trial", uri, "--workload", "none", "--html", str(path)])
-        assert reason in capsys.readouterr().err.splitlines()[-1].partition("--html")[2]
     (tmp_path / "mine.txt").touch()
     assert USAGE == main(["plan", uri, "--workload", "none", "-o", str(tmp_path)])
     assert "holds other files" in capsys.readouterr().err
+    assert USAGE == main(["plan", uri, "--workload", "none", "-o", str(tmp_path / "mine.txt" / "plan")])
+    assert "output-invalid" in capsys.readouterr().err
 
 
 def test_apply_prove_and_undo_follow_each_other(uri: str, database: Any, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_it_is_dark_narrow_and_usable_without_javascript(serve, browser, store, 
         context = browser.new_context(**options)
         context.set_default_timeout(WAIT_MILLISECONDS)
         shown = context.new_page()
-        for path in ("", "rules/Product.review_count", "set-aside", "verify", "jobs", "advice"):
+        for path in ("", "rules/Product.review_count", "set-aside", "verify", "jobs"):
             shown.goto(address + path)
             expect(shown.get_by_role("heading", level=1)).to_be_visible()
             width = options.get("viewport", {}).get("width")

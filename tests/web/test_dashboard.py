@@ -11,18 +11,15 @@ import pytest
 from pymongo import MongoClient
 from starlette.testclient import TestClient
 
-from tests.advisor.symptoms import CASES
 from tests.upkeep.changed_shop import Before, During, Review
 from tests.upkeep.marketplace import wait_for, working
 from tests.web import shop
 from treadle import Store
-from treadle.advisor.profile import scan
-from treadle.advisor.trials.results import Measured, TrialReport, TrialResult, WorkloadSummary
 from treadle.web.access import BODY_BYTES_MAX, FAILURES_MAX
 from treadle.web.application import create
 
 TOKEN = "a token that is long enough"
-PAGES = ["/", "/rules/Product.review_count", "/set-aside", "/verify", "/jobs", "/advice"]
+PAGES = ["/", "/rules/Product.review_count", "/set-aside", "/verify", "/jobs"]
 OWN = {"Origin": "http://localhost", "Accept": "text/html"}
 
 
@@ -234,13 +231,6 @@ def test_a_job_is_controlled(web, store, database):
     assert 400 == post(web, f"/actions/job/{job.id}", asked="explode").status_code
 
 
-def test_the_advisor_looks_when_asked(web):
-    assert "Nobody has asked" in web.get("/advice", headers=OWN).text
-    assert 303 == post(web, "/actions/advise").status_code
-    wait_for(lambda: "The advisor is looking" not in web.get("/advice", headers=OWN).text)
-    assert "Nobody has asked" not in web.get("/advice", headers=OWN).text
-
-
 # -- who may ---------------------------------------------------------------------------------------------
 
 
@@ -361,24 +351,3 @@ def test_a_changed_declaration_is_built_swapped_and_taken_back(database):
         assert 303 == web.post("/actions/change/finish", data=form, headers=OWN).status_code
         assert 404 == web.post("/actions/change/finish", data=form, headers=OWN).status_code
         assert 404 == web.post("/actions/change/explode", data=form, headers=OWN).status_code
-
-
-def test_trials_stand_beside_the_advice(serve, store, tmp_path):
-    file = tmp_path / "trial.json"
-    web = serve(trials=file)
-    assert "The file of the trial cannot be read" in web.get("/advice", headers=OWN).text
-    file.write_text("{")
-    assert "no JSON" in web.get("/advice", headers=OWN).text
-    CASES["deep-nesting"].symptom(store.database)
-    web.app.state.dashboard.advice = report = scan(store.database)
-    finding = report.findings[0]
-    workload = WorkloadSummary(seconds=60, operations=1234, reads=1000, writes=234)
-    result = TrialResult(finding.code, finding.where, "", "do", "It pays.", ratio=Measured(4.25, 3.1, 5.0))
-    tried = TrialReport("shop", "6.0", workload, (), (result,))
-    file.write_text(json.dumps(tried.as_json()))
-    text = web.get("/advice", headers=OWN).text
-    assert "1,234 recorded requests" in text
-    assert text.count("4.2 × (3.1–5.0)") == 2  # In the table, and beside the finding.
-    assert f"--only {finding.code}@{finding.where} --json &gt; trial.json" in text
-    file.write_text(json.dumps({"schema": "another"}))
-    assert "no trial report of this version" in web.get("/advice", headers=OWN).text

@@ -6,16 +6,14 @@ the facts say which. Values stay in this process; the facts hold numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from typing import Any
 
-from treadle.advisor import ages, copies, pasts, structure
-from treadle.advisor.ages import Reads
+from treadle.advisor import copies, pasts, structure
 from treadle.advisor.copies import Comparison, CopyCandidate, TallyCandidate
-from treadle.advisor.facts import Ages, CollectionFacts, Copy, FieldFacts, Limits, Past, Relation, Tally
+from treadle.advisor.facts import CollectionFacts, Copy, FieldFacts, Limits, Past, Relation, Tally
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Reader, Refused, Row
 from treadle.advisor.relations import usable_keys, values_at
@@ -41,16 +39,11 @@ class Comparer:
     declared: frozenset[str]
     copies: list[Copy] = field(default_factory=list)
     tallies: list[Tally] = field(default_factory=list)
-    ages: list[Ages] = field(default_factory=list)
     pasts: list[Past] = field(default_factory=list)
 
-    def run(self, relations: Iterable[Relation], reads: Mapping[str, Reads]) -> None:
+    def run(self, relations: Iterable[Relation]) -> None:
         relations = list(relations)
         self._along(relations)
-        for name, each in reads.items():
-            facts = self.collections.get(name)
-            if facts is not None and facts.plain and facts.count:
-                self._attempt(name, "how old its documents are", partial(self._ages, facts, each))
         for past, of in pasts.candidates(self.collections):
             find = partial(self._past, past, of, relations)
             self._attempt(past.name, "whether it holds former states", find)
@@ -226,24 +219,6 @@ class Comparer:
             freeze(row["_id"]): {name: row[f"n{place}"] for place, (name, _) in enumerate(numbers)}
             for row in rows
         }
-
-    # -- what is old --------------------------------------------------------------------------
-
-    def _ages(self, facts: CollectionFacts, reads: Reads) -> None:
-        path = ages.bounded_path(facts, reads)
-        if path is None or facts.slow or facts.count > self.limits.full_pass_documents:
-            return
-        oldest = reads.oldest[path]
-        if reads.ids:
-            rows = self.reader.find(facts.name, {"_id": {"$in": list(reads.ids)}}, {path: 1})
-            dates = [row[path] for row in rows if isinstance(row.get(path), datetime)]
-            # A document without a date is never archived; one that was read by its id may be any.
-            oldest = min([oldest, *dates])
-        (row,) = self.reader.aggregate(facts.name, ages.older_pipeline(path, oldest))
-        reach = reads.reach_seconds.get(path, 0.0) + (reads.oldest[path] - oldest).total_seconds()
-        if path not in reads.reach_seconds and isinstance(row["newest"], datetime):
-            reach = (row["newest"] - oldest).total_seconds()
-        self.ages.append(Ages(facts.name, path, reads.total, max(0.0, reach), row["n"], row["older"]))
 
     def _past(self, past: CollectionFacts, of: CollectionFacts, relations: Iterable[Relation]) -> None:
         shared = pasts.shared_fields(past, of)

@@ -379,19 +379,6 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Ages:
-    """How far back a collection is read, and how much of it is older."""
-
-    collection: str
-    # The date that reads bound, how many reads there were, and how far back from their moment they reach.
-    path: str
-    reads: int
-    reach_seconds: float
-    documents: int
-    older: int
-
-
-@dataclass(frozen=True, slots=True)
 class Past:
     """A collection whose documents are former states of those of another one."""
 
@@ -477,7 +464,6 @@ class Scan:
     names: tuple[str, ...] = ()
     copies: tuple[Copy, ...] = ()
     tallies: tuple[Tally, ...] = ()
-    ages: tuple[Ages, ...] = ()
     pasts: tuple[Past, ...] = ()
 
     def plain(self) -> list[CollectionFacts]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from treadle.advisor.facts import CollectionFacts, FieldFacts
 from treadle.advisor.interface import Finding
@@ -111,12 +111,10 @@ _SEVERITIES = {"problem": "should be fixed soon", "warning": "is worth changing"
 
 
 def html(report: Report, before: str = "") -> str:
-    """The whole file; `before` is escaped HTML that goes above the findings."""
-    return page(f"{report.scan.database} – Treadle scan", _parts(report, before))
+    """One inert file: it runs one script, by its hash, and requests nothing.
 
-
-def page(title: str, parts: Iterable[str], style: str = "") -> str:
-    """One inert file of escaped parts: it runs one script, by its hash, and requests nothing."""
+    `before` is escaped HTML that goes above the findings.
+    """
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     return (
@@ -124,8 +122,8 @@ def page(title: str, parts: Iterable[str], style: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
-        f"<title>{text(title)}</title><style>{STYLE}{style}</style></head><body><main>"
-        + "".join(parts)
+        f"<title>{text(report.scan.database)} – Treadle scan</title><style>{STYLE}</style></head><body><main>"
+        + "".join(_parts(report, before))
         + f"</main><script>{SCRIPT}</script></body></html>\n"
     )
 

@@ -59,6 +59,11 @@ class Finding:
     def where(self) -> str:
         return f"{self.collection}.{self.path}" if self.path else self.collection
 
+    @property
+    def key(self) -> str:
+        """How `--only` and a plan name it: `computed@reviews.product_id`."""
+        return f"{self.code}@{self.where}"
+
 
 Find = Callable[[Scan], Iterator[Finding]]
 

@@ -15,7 +15,6 @@ from typing import Any
 from pymongo.database import Database
 
 from treadle.advisor import statistics
-from treadle.advisor.ages import Observer
 from treadle.advisor.compare import Comparer
 from treadle.advisor.facts import CollectionFacts, Limits, Relation, Scan, Workload
 from treadle.advisor.measure import Measurer
@@ -61,7 +60,6 @@ class Profiler:
     workload: Workload | None = None
     notes: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    observer: Observer = field(default_factory=Observer)
     comparer: Comparer | None = None
     version: tuple[int, ...] = (0,)
     complete: bool = False
@@ -91,7 +89,7 @@ class Profiler:
         ).run(lambda what, done, total: self.report(Step(what, done, total)))
         self.report(Step("copies", len(selection), total))
         self.comparer = Comparer(self.reader, self.limits, self.collections, self._read_declared())
-        self.comparer.run(self.relations, self.observer.collections)
+        self.comparer.run(self.relations)
         self.relations[:] = without_copies(self.relations, self.comparer.copies)
         self.report(Step("done", total, total))
         self.complete = True
@@ -116,7 +114,7 @@ class Profiler:
     def _compared(self) -> dict[str, Any]:
         if self.comparer is None:
             return {}
-        names = ("copies", "tallies", "ages", "pasts")
+        names = ("copies", "tallies", "pasts")
         return {name: tuple(getattr(self.comparer, name)) for name in names}
 
     def _read_version(self) -> tuple[int, ...]:
@@ -174,8 +172,7 @@ class Profiler:
         rows = self.reader.stream("system.profile", projection, sort=[("$natural", -1)])
         name = self.reader.database.name
         try:
-            most = self.limits.workload_operations
-            workload = parse_workload(rows, name, "system.profile", most, self.observer.see)
+            workload = parse_workload(rows, name, "system.profile", self.limits.workload_operations)
         except Refused:
             return None
         return workload if workload.queries else None
@@ -206,9 +203,7 @@ def scan(
     reader = Reader.on(database, limits.operation_seconds, secondary)
     profiler = Profiler(reader, limits, show_values, progress or (lambda step: None))
     if workload is not None:
-        profiler.workload = parse_workload(
-            workload, database.name, "file", limits.workload_operations, profiler.observer.see
-        )
+        profiler.workload = parse_workload(workload, database.name, "file", limits.workload_operations)
         if not profiler.workload.queries:
             profiler.notes.append("The workload file holds no operation on this database.")
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -32,12 +32,8 @@ def read(
     database: str,
     source: str,
     operations_max: int,
-    observe: Callable[[Query, Mapping[str, Any]], None] = lambda query, document: None,
 ) -> Workload:
-    """The workload of one database; operations beyond the maximum are left out.
-
-    `observe` sees each operation with its values, of which the workload keeps none.
-    """
+    """The workload of one database; operations beyond the maximum are left out."""
     # Per shape: itself, and the sums of count, milliseconds, examined and returned.
     shapes: dict[Query, tuple[Query, list[float]]] = {}
     timeline: list[tuple[float, Query, Any]] = []
@@ -51,7 +47,6 @@ def read(
         if query is None:
             continue
         number += 1
-        observe(query, document)
         shape = replace(query, count=0, milliseconds=0.0, examined=0, returned=0)
         if shape not in shapes and len(shapes) >= SHAPES_MAX:
             complete = False

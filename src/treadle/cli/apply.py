@@ -52,8 +52,7 @@ def apply(
         print_json({"applied": plan.id, "findings": plan.findings})
     else:
         say(f"Applied. Next: treadle prove {folder} URI; treadle undo {folder} URI takes it back.")
-        if plan.maintain == "stream":
-            say("From now on run treadle watch --app models:store in that folder: it keeps the values right.")
+        say("From now on run treadle watch --app models:store in that folder: it keeps the values right.")
 
 
 def _tell(as_json: bool) -> Any:

@@ -15,8 +15,6 @@ from treadle.errors import UsageError
 if TYPE_CHECKING:
     from treadle.advisor import Decision, Relationship
 
-ANSWERS_MAX = 5
-
 
 def decide(
     uri: UriArgument = None,
@@ -46,11 +44,10 @@ def decide(
     grows: Annotated[bool, typer.Option("--grows", help="The number of children keeps growing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Embed or reference? By questions, by options, or from the relations of a live database.
+    """Embed or reference? By options, or for each relation of a live database.
 
     \b
     Example:
-      treadle decide
       treadle decide --children-max 500 --child-bytes 300 --read-apart --grows
       treadle decide mongodb://localhost:27017/shop
     """
@@ -65,16 +62,14 @@ def decide(
         "grows": grows or None,
     }
     relationship = {name: value for name, value in options.items() if value is not None}
-    from_database = uri is not None or uri_option is not None
-    if relationship and from_database:
+    if not relationship:
+        _decide_relations(uri, uri_option, as_json)
+    elif uri is not None or uri_option is not None:
         raise UsageError(
             "decide takes a URI or options about one relationship, not both", code="relationship-invalid"
         )
-    if from_database:
-        _decide_relations(uri, uri_option, as_json)
     else:
-        # Without a URI and options, these are questions; MONGODB_URI does not count.
-        _show(_from_options(relationship) if relationship else _from_answers(), as_json)
+        _show(_from_options(relationship), as_json)
 
 
 def _decide_relations(uri: str | None, uri_option: str | None, as_json: bool) -> None:
@@ -102,45 +97,6 @@ def _from_options(relationship: dict[str, Any]) -> Relationship:
             code="relationship-invalid",
         )
     return Relationship(**{"children_max": 0, **relationship})
-
-
-def _from_answers() -> Relationship:
-    """The relationship by questions; only those that can still matter are asked."""
-    from treadle.advisor import Relationship
-
-    if _ask_yes("Does a child belong to several parents?"):
-        return Relationship(0, 0, True, child_bytes=0, children_change_often=False, grows=False)
-    children_max = _ask_number("How many children does the largest parent have?")
-    return Relationship(
-        children_max,
-        _ask_number("And a typical one?", children_max),
-        child_bytes=_ask_number("About how many bytes does a child have?"),
-        grows=_ask_yes("Does the number of children keep growing?"),
-        read_together=_ask_yes("Are children always read together with their parent?"),
-        atomic=_ask_yes("Must children change together with their parent, in one write?"),
-        children_change_often=_ask_yes("Do children change often?"),
-    )
-
-
-def _ask(question: str) -> str:
-    return str(typer.prompt(question, default="", show_default=False, err=True)).strip().lower()
-
-
-def _ask_yes(question: str) -> bool:
-    for _ in range(ANSWERS_MAX):
-        answer = _ask(f"{question} (yes/no)")
-        if answer in ("y", "yes", "n", "no", ""):
-            return answer.startswith("y")
-    raise UsageError(f"the answer to {question!r} is yes or no", code="answer-invalid")
-
-
-def _ask_number(question: str, largest: int | None = None) -> int:
-    for _ in range(ANSWERS_MAX):
-        answer = _ask(question).replace(",", "").replace("_", "")
-        if answer.isdecimal() and (largest is None or int(answer) <= largest):
-            return int(answer)
-    limit = "" if largest is None else f" of at most {largest:,}"
-    raise UsageError(f"the answer to {question!r} is a whole number{limit}", code="answer-invalid")
 
 
 def _show(relationship: Relationship, as_json: bool) -> None:

@@ -338,31 +338,6 @@ def _change_streams(server: Server) -> Answer:
     return ok("of the whole cluster", available=True)
 
 
-def _pre_images(server: Server) -> Answer:
-    if server.kind in ("standalone", "uninitiated"):
-        return UNAVAILABLE
-    if not server.found.pre_images:
-        advice = "the worker keeps a ledger instead; MongoDB has them from 6.0 on"
-        return warn("not available", advice, available=False)
-    return ok("available", available=True)
-
-
-def _time_series(server: Server) -> Answer:
-    if not server.found.time_series:
-        return warn("not available", "declare bucket=, which works everywhere", available=False)
-    return ok("available", available=True)
-
-
-def _feature_compatibility(server: Server) -> Answer:
-    reply = server.admin("getParameter", featureCompatibilityVersion=1)
-    version = str(reply["featureCompatibilityVersion"]["version"])
-    newest = ".".join(server.version.split(".")[:2])
-    if newest and tuple(map(int, version.split("."))) < tuple(map(int, newest.split("."))):
-        advice = f"when the upgrade has proven itself, run setFeatureCompatibilityVersion with {newest!r}"
-        return warn(version, advice, version=version)
-    return ok(version, version=version)
-
-
 def _write_concern(server: Server) -> Answer:
     """The URI's, else the default of the server; Treadle itself asks for the majority always."""
     chosen = server.client.write_concern.document.get("w")
@@ -391,14 +366,11 @@ def _read_preference(server: Server) -> Answer:
 
 
 def _retryable_writes(server: Server) -> Answer:
+    """Whether the URI turns them off; what the server says of them is among the capabilities."""
     if not server.client.options.retry_writes:
         advice = "remove retryWrites=false from the URI; a Store refuses to work with it"
         return problem("turned off in the URI", advice, available=False)
-    if server.kind in ("standalone", "uninitiated"):
-        return UNAVAILABLE
-    if not server.found.retryable_writes:
-        return problem("refused by the server", "a Store refuses to work without them", available=False)
-    return ok("available", available=True)
+    return ok("not turned off in the URI", available=True)
 
 
 def _profiler(server: Server) -> Answer:
@@ -408,23 +380,6 @@ def _profiler(server: Server) -> Answer:
         advice = "it records every operation, which costs; db.setProfilingLevel(1) records the slow ones"
         return warn("level 2, everything", advice, level=level, slow_ms=slow)
     return ok(f"level 1, from {slow} ms" if level == 1 else "level 0, off", level=level, slow_ms=slow)
-
-
-def _storage_engine(server: Server) -> Answer:
-    engine = server.admin("serverStatus", repl=0, metrics=0, locks=0, wiredTiger=0).get("storageEngine")
-    if engine is None:
-        return unknown("behind a router", "ask one of the shards")
-    name = str(engine["name"])
-    if not engine.get("persistent", True):
-        advice = "everything is lost when it stops; use wiredTiger for data that matters"
-        return warn(f"{name}, in memory only", advice, name=name)
-    return ok(name, name=name)
-
-
-def _tz_aware(server: Server) -> Answer:
-    aware = bool(server.client.codec_options.tz_aware)
-    # Not a warning: a Store reads dates as aware UTC through any client.
-    return ok("yes" if aware else "no, but a Store is", tz_aware=aware)
 
 
 def _clock_skew(server: Server) -> Answer:
@@ -451,18 +406,6 @@ def _time_zones(server: Server) -> Answer:
     return ok("as in Python's zoneinfo", wrong={})
 
 
-def _swaps(server: Server) -> Answer:
-    """What migrations by swap left behind that were killed or cancelled."""
-    from treadle.store.blocking.runner import Runner
-    from treadle.upkeep.migrations.closing import abandoned
-
-    left = Runner(server.client[server.database]).run(abandoned())
-    if left:
-        advice = "a migration by swap was killed; recover() of a Store removes it and lets writes through"
-        return warn(", ".join(name for names in left.values() for name in names), advice, left=left)
-    return ok("nothing left behind", left={})
-
-
 CHECKS: Mapping[str, Callable[[Server], Answer]] = {
     check.__name__[1:]: check
     for check in (
@@ -471,18 +414,12 @@ CHECKS: Mapping[str, Callable[[Server], Answer]] = {
         _transactions,
         _transaction_lifetime,
         _change_streams,
-        _pre_images,
-        _time_series,
-        _feature_compatibility,
         _write_concern,
         _read_preference,
         _retryable_writes,
         _profiler,
-        _storage_engine,
-        _tz_aware,
         _clock_skew,
         _time_zones,
-        _swaps,
         _capabilities,
     )
 }

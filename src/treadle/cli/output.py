@@ -105,20 +105,16 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def require_writable(path: Path, option: str, folder: bool = False) -> None:
-    """Refuse what cannot be written, before the work whose result goes there."""
-    # A folder is made together with those that it lies in.
-    above = [path, *path.absolute().parents]
-    place = next((each for each in (above if folder else above[:2]) if each.exists()), None)
-    if place is None:
-        reason = errno.ENOENT
-    elif place == path and path.is_dir() and not folder:
-        reason = errno.EISDIR
+def require_writable(folder: Path, option: str) -> None:
+    """Refuse a folder that cannot be made or written, before the work whose result goes there."""
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not place.is_dir():
+        reason = errno.ENOTDIR
     elif not os.access(place, os.W_OK):
         reason = errno.EACCES
     else:
         return
-    raise UsageError(f"{option} {path} cannot be written: {os.strerror(reason)}.", code="output-invalid")
+    raise UsageError(f"{option} {folder} cannot be written: {os.strerror(reason)}.", code="output-invalid")
 
 
 def write_html(path: Path, text: str) -> None:

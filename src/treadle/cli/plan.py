@@ -12,7 +12,7 @@ from treadle.cli.output import counted, print_json, require_writable, say
 from treadle.errors import UsageError
 
 if TYPE_CHECKING:
-    from treadle.advisor.plans.folder import Applied, ChangePlan
+    from treadle.advisor.plans.folder import ChangePlan
 
 
 def plan(
@@ -30,22 +30,9 @@ def plan(
             "--only", metavar="CODE@PLACE", help="Only this finding; may be repeated.", show_default=False
         ),
     ] = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--also",
-            metavar="CODE@PLACE",
-            help="This one too, though it makes no recorded request quicker; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
     documents: Annotated[
         int, typer.Option("--documents", min=100, help="At most this many documents in the trial's copy.")
     ] = 100_000,
-    maintain: Annotated[
-        str,
-        typer.Option("--maintain", metavar="HOW", help="stream, or write where every writer uses Treadle."),
-    ] = "stream",
     as_json: JsonOption = False,
 ) -> None:
     """Try what the advisor proposes on a copy, and plan what the figures support. Changes nothing.
@@ -56,7 +43,7 @@ def plan(
     \b
     Example:
       treadle plan mongodb://localhost:27017/shop --workload shop.workload -o plan/
-      treadle plan mongodb://localhost:27017/shop --workload shop.workload --also history@policies_old
+      treadle plan mongodb://localhost:27017/shop --workload shop.workload --only computed@reviews.product_id
     """
     from datetime import UTC, datetime
     from uuid import uuid4
@@ -65,19 +52,15 @@ def plan(
     from treadle.advisor.plans.make import make
     from treadle.advisor.plans.reads import write_reads
     from treadle.advisor.plans.text import readme
-    from treadle.cli.trial import require_maintain, tried
+    from treadle.cli.trial import tried
 
-    require_maintain(maintain)
     folder = Path(output)
     require_free(folder)
-    require_writable(folder, "-o", folder=True)
-    applied = _applied(folder, uri, uri_option)
-    asked, chosen_only = also or [], [*only, *(also or [])] if only else []
-    report, trial, recorded = tried(uri, uri_option, workload, chosen_only, documents, maintain=maintain)
+    require_writable(folder, "-o")
+    _require_no_plan(folder, uri, uri_option)
+    report, trial, recorded = tried(uri, uri_option, workload, only or [], documents)
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    chosen = make(
-        report, trial, identity=uuid4().hex, made=made, maintain=maintain, also=asked, applied=applied
-    )
+    chosen = make(report, trial, identity=uuid4().hex, made=made)
     write(chosen, folder, readme(chosen))
     reads = write_reads(chosen, recorded, folder)
     if as_json:
@@ -85,15 +68,15 @@ def plan(
             "folder": str(folder),
             "id": chosen.id,
             "findings": chosen.findings,
-            "asked": chosen.asked,
+            "left_out": chosen.left_out,
+            "by_application": chosen.by_application,
         }
-        shown |= {"left_out": chosen.left_out, "by_application": chosen.by_application}
         print_json({**shown, "steps": chosen.steps, "seconds": chosen.seconds})
     else:
-        _tell(chosen, folder, reads, recorded.redacted)
+        _tell(chosen, folder, reads)
 
 
-def _tell(chosen: ChangePlan, folder: Path, reads: int, redacted: bool) -> None:
+def _tell(chosen: ChangePlan, folder: Path, reads: int) -> None:
     """Say what was planned, what was not, and what comes next."""
     say(f"{folder} plans {counted(len(chosen.findings), 'finding')}: {', '.join(chosen.findings)}.")
     for each in chosen.left_out:
@@ -102,16 +85,13 @@ def _tell(chosen: ChangePlan, folder: Path, reads: int, redacted: bool) -> None:
         say(f"For the application, {found.key}: {found.why} README.md has its declaration.")
     for number, step in enumerate(chosen.steps, 1):
         say(f"{number}. {step.name}, about {step.seconds:,.0f} s: {step.what}")
-    if redacted:
-        say("For treadle prove record once more, without --redact, and give it that as --workload.")
-    else:
-        say(f"reads.workload in it holds {counted(reads, 'recorded read')} with their values (mode 0600).")
+    say(f"reads.workload in it holds {counted(reads, 'recorded read')} with their values (mode 0600).")
     say(f"Next: treadle apply {folder} URI --dry-run")
 
 
-def _applied(folder: Path, uri: str | None, uri_option: str | None) -> Applied:
-    """The plans that the database has; refuses to overwrite one of them, and to build on a half done one."""
-    from treadle.advisor.plans.before import applied, require_whole, row_of
+def _require_no_plan(folder: Path, uri: str | None, uri_option: str | None) -> None:
+    """Refuse to overwrite a plan that is applied, and a database to which another one is."""
+    from treadle.advisor.plans.before import require_no_other, row_of
     from treadle.advisor.plans.folder import PLAN, read
     from treadle.cli.connection import connected_database
 
@@ -125,5 +105,4 @@ def _applied(folder: Path, uri: str | None, uri_option: str | None) -> Applied:
                 f"The plan in {folder} is applied to {database.name}; undo it first, or name another folder.",
                 code="plan-applied",
             )
-        require_whole(database)
-        return applied(database)
+        require_no_other(database)

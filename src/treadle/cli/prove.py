@@ -70,9 +70,7 @@ def _print(proof: Proof, streamed: bool) -> None:
         print_table(["read", "trial", "proven", ""], rows, wrapped=["read"])
     for note in proof.notes:
         say(f"Not compared: {note}.")
-    if not proof.reads and not proof.measured:
-        say("The plan holds only what was asked for, and changes no recorded read.")
-    elif not proof.reads:
+    if not proof.reads:
         say("None of the recorded reads could be measured here.")
     say("Proven." if proof.holds else "Not proven.")
 

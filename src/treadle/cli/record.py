@@ -27,9 +27,6 @@ def record(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=86_400, help="How long to record.")
     ] = 60.0,
-    redact: Annotated[
-        bool, typer.Option("--redact", help="Put tokens in the place of values, equal for equal.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     megabytes: Annotated[
         int, typer.Option("--megabytes", min=1, help="Stop when the file has this size.")
@@ -40,12 +37,11 @@ def record(
 
     Sets the server's profiler to level 2 meanwhile, and back afterwards, also
     after Ctrl-C. Writes nothing else to the server. The file holds values of
-    your documents, unless --redact is given; only you may read it (mode 0600).
+    your documents; only you may read it (mode 0600).
 
     \b
     Example:
       treadle record mongodb://localhost:27017/shop -o shop.workload --seconds 60
-      treadle record mongodb://localhost:27017/shop -o shop.workload --redact
     """
     from treadle.advisor.trials.recorder import record as record_database
     from treadle.cli.connection import connected_database
@@ -57,7 +53,6 @@ def record(
             database,
             target,
             seconds=seconds,
-            redact=redact,
             force=force,
             bytes_max=megabytes * 1_000_000,
             progress=lambda elapsed, operations: report(
@@ -65,9 +60,9 @@ def record(
             ),
         )
     if as_json:
-        print_json({**_facts(recorded), "path": str(recorded.path), "redacted": redact})
+        print_json({**_facts(recorded), "path": str(recorded.path)})
     else:
-        _print(recorded, redact)
+        _print(recorded)
     if not recorded.complete:
         raise typer.Exit(INTERRUPTED)
 
@@ -118,24 +113,19 @@ def _facts(recorded: Recorded) -> dict[str, Any]:
         "bytes",
         "complete",
     )
-    return {name: getattr(recorded, name) for name in (*names, "cost_ratio", "former_level")}
+    return {name: getattr(recorded, name) for name in (*names, "former_level")}
 
 
-def _print(recorded: Recorded, redact: bool) -> None:
+def _print(recorded: Recorded) -> None:
     say(
         f"Recorded {counted(recorded.reads, 'read')} and {counted(recorded.writes, 'write')} in "
         f"{recorded.seconds:.1f} s into {recorded.path}."
     )
-    if redact:
-        say("Its values are tokens, equal for equal; names of collections and fields are as they are.")
-    else:
-        say("It holds values of your documents, and only you may read it (mode 0600).")
+    say("It holds values of your documents, and only you may read it (mode 0600).")
     if recorded.truncated:
         say(f"Left out: {counted(recorded.truncated, 'request')} too long for the profiler.")
     if recorded.without_body:
         say(f"Without their document: {counted(recorded.without_body, 'insert')}.")
     if recorded.lost:
         say("Not everything is in it: the profiler's memory, or the file, was too small.")
-    if recorded.cost_ratio is not None:
-        say(f"A fixed load took {recorded.cost_ratio:.2f} times as long with the profiler at level 2.")
     say(f"The profiler is back at level {recorded.former_level}.")

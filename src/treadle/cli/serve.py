@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,15 +36,6 @@ def serve(
     show_values: Annotated[
         bool, typer.Option("--show-values", help="Show values of documents, beside ids and field names.")
     ] = False,
-    trials: Annotated[
-        Path | None,
-        typer.Option(
-            "--trials",
-            metavar="FILE",
-            help="Show what treadle trial … --json wrote beside the advice.",
-            show_default=False,
-        ),
-    ] = None,
     interval: Annotated[
         float, typer.Option("--interval", help="Seconds between two readings of the database.", min=0.2)
     ] = 2.0,
@@ -78,7 +68,6 @@ def serve(
         read_only=read_only,
         show_values=show_values,
         interval=interval,
-        trials=trials,
     )
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
     say(f"Dashboard at {address}; stop with Ctrl-C or SIGTERM.", err=True)

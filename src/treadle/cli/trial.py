@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from treadle.cli.options import JsonOption, UriArgument, UriOption
-from treadle.cli.output import TABLE_WIDTH_MAX, print_json, require_writable, say, stdout, write_html
+from treadle.cli.output import TABLE_WIDTH_MAX, print_json, say, stdout
 from treadle.cli.progress import step_bar
 
 if TYPE_CHECKING:
@@ -30,22 +30,6 @@ def trial(
     documents: Annotated[
         int, typer.Option("--documents", min=100, help="About how many documents are copied.")
     ] = 100_000,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            "--app",
-            metavar="MODULE:STORE",
-            help="Your Store: also say which of its patterns no longer pay.",
-            show_default=False,
-        ),
-    ] = None,
-    maintain: Annotated[
-        str,
-        typer.Option("--maintain", metavar="HOW", help="stream, or write where every writer uses Treadle."),
-    ] = "stream",
-    html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="Also write the report as one HTML file.")
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try what the advisor finds: with recorded requests, on a copy in a private server.
@@ -56,18 +40,10 @@ def trial(
 
     \b
     Example:
-      treadle trial mongodb://localhost:27017/shop --workload shop.workload --html trial.html
+      treadle trial mongodb://localhost:27017/shop --workload shop.workload
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --only computed@reviews.product_id
     """
-    if html is not None:
-        require_writable(Path(html), "--html")
-    require_maintain(maintain)
-    _, report, _ = tried(uri, uri_option, workload, only or [], documents, app, maintain)
-    if html is not None:
-        from treadle.advisor.trials.page import html as as_html
-
-        write_html(Path(html), as_html(report))
-        say(f"Wrote {html}.", err=True)
+    _, report, _ = tried(uri, uri_option, workload, only or [], documents)
     if as_json:
         print_json(report.as_json(), ensure_ascii=False, allow_nan=False)
     else:
@@ -85,8 +61,6 @@ def tried(
     workload: str,
     only: list[str],
     documents: int,
-    app: str | None = None,
-    maintain: str = "stream",
 ) -> tuple[Report, TrialReport, Workload]:
     """Scan the database with the workload, and try what is found; `treadle plan` goes on from there."""
     from pymongo.errors import ConnectionFailure
@@ -121,8 +95,6 @@ def tried(
                 only=only,
                 documents=documents,
                 progress=report_step,
-                models=_declared(app) if app else (),
-                maintain=maintain,
             )
             return report, trial, recorded
         except Lost:
@@ -133,18 +105,3 @@ def tried(
                 "with the role read on it.",
                 code="scan-refused",
             ) from None
-
-
-def require_maintain(maintain: str) -> None:
-    """Refuse another way of keeping values right than a plan has."""
-    from treadle.errors import UsageError
-
-    if maintain not in ("stream", "write"):
-        raise UsageError(f"--maintain takes stream or write, not {maintain!r}", code="pattern-keyword")
-
-
-def _declared(app: str) -> list[Any]:
-    """The models of the application's Store."""
-    from treadle.cli.application import load_store
-
-    return list(load_store(app).graph.entries)

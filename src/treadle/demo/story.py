@@ -118,7 +118,7 @@ def declare(report: Report) -> str:
 
 def declared_as(text: str, call: str) -> str:
     """The line of the declarations that uses a pattern."""
-    for each in parse(text)[0]:
+    for each in parse(text):
         keywords = [f"{name}={value}" for name, value in each.keywords.items()]
         for line in [*(line.text for line in each.lines.values()), *keywords]:
             if f"{call}(" in line:

@@ -16,7 +16,6 @@ from starlette.routing import Route
 from treadle.errors import TreadleError, UsageError
 from treadle.model.logs import logger
 from treadle.web.access import Refused, form_of
-from treadle.web.advice import look
 from treadle.web.dashboard import Dashboard, dashboard_of
 from treadle.web.pages import finding_key
 
@@ -130,19 +129,6 @@ async def control(dashboard: Dashboard, form: dict[str, Any]) -> str:
     return "/jobs"
 
 
-async def advise(dashboard: Dashboard, form: dict[str, Any]) -> str:
-    """Let the advisor look at the database."""
-    if len(dashboard.tasks) >= TASKS_MAX:
-        raise Refused(429, "Enough is running already; wait until something has ended.")
-    dashboard.advice = "The advisor is looking; this page shows what it finds."
-
-    async def work() -> None:
-        dashboard.advice = await look(dashboard.board.store)
-
-    _begin(dashboard, work())
-    return "/advice"
-
-
 def _begin(dashboard: Dashboard, work: Any) -> None:
     task = asyncio.ensure_future(work)
     dashboard.tasks.add(task)
@@ -181,5 +167,4 @@ ROUTES = [
     _post("/actions/repair/{key}", repair_one),
     _post("/actions/change/{what}", end_change),
     _post("/actions/job/{id}", control),
-    _post("/actions/advise", advise),
 ]

@@ -23,7 +23,6 @@ from treadle.cli.redaction import redact
 from treadle.model.logs import logger
 from treadle.web import actions, answers, pages
 from treadle.web.access import BODY_BYTES_MAX, HEADERS, Access, Refused
-from treadle.web.advice import Trials
 from treadle.web.dashboard import Dashboard, dashboard_of
 from treadle.web.figures import Board
 from treadle.web.wording import ago, duration, number, when
@@ -43,7 +42,6 @@ def create(
     read_only: bool = False,
     show_values: bool = False,
     interval: float = INTERVAL_SECONDS,
-    trials: Path | None = None,
 ) -> Starlette:
     """The dashboard of a Store."""
     templates = Environment(
@@ -55,7 +53,7 @@ def create(
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         board = Board(store, interval)
         access = Access(token, read_only)
-        app.state.dashboard = Dashboard(board, access, show_values, templates, trials=Trials(trials))
+        app.state.dashboard = Dashboard(board, access, show_values, templates)
         reading = asyncio.create_task(board.run())
         try:
             yield

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from treadle.web.access import Access
-from treadle.web.advice import Trials
 from treadle.web.figures import Board
 
 
@@ -25,10 +24,6 @@ class Dashboard:
     templates: Environment
     # What an operator started here: verifies, rebuilds and repairs run beside the pages.
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    # The advisor's last report, or why there is none.
-    advice: Any = None
-    # What was tried of it.
-    trials: Trials = field(default_factory=Trials)
     # Pages that are open and wait for the next figures.
     streams: int = 0
 

@@ -66,7 +66,6 @@ class Picture:
     width: int
     height: int
     box_width: int = BOX_WIDTH
-    head_height: int = HEAD_HEIGHT
     row_height: int = ROW_HEIGHT
 
 

@@ -132,17 +132,6 @@ async def jobs(request: Request) -> Response:
     return dashboard.render(request, "jobs.html", scheduled=scheduled, models=models)
 
 
-async def advice(request: Request) -> Response:
-    dashboard = dashboard_of(request)
-    return dashboard.render(
-        request,
-        "advice.html",
-        advice=dashboard.advice,
-        trials=dashboard.trials,
-        tried=dashboard.trials.report(),
-    )
-
-
 async def login(request: Request) -> Response:
     """Take the token once, and let the browser keep a cookie."""
     dashboard = dashboard_of(request)
@@ -169,6 +158,5 @@ ROUTES = [
     Route("/verify", verify),
     Route("/verify/{key}", finding),
     Route("/jobs", jobs),
-    Route("/advice", advice),
     Route("/login", login, methods=["GET", "POST"]),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from bson.raw_bson import RawBSONDocument
 
 from tests.advisor.symptoms import at, profiled
 from treadle.advisor import Report, scan
-from treadle.advisor.plans.folder import Applied, ChangePlan
-from treadle.advisor.plans.make import NOTHING_APPLIED, make
+from treadle.advisor.plans.folder import ChangePlan
+from treadle.advisor.plans.make import make
 from treadle.advisor.trials.results import TrialReport, TrialResult, WorkloadSummary
 from treadle.advisor.trials.workload_file import Request, Workload, end_line, header_line
 from treadle.advisor.trials.workload_file import read as read_workload
@@ -56,16 +55,10 @@ def read(database: Any, products: list[ObjectId]) -> None:
                 list(database["reviews"].aggregate([matching, {"$lookup": join}]))
 
 
-def plan_for(
-    database: Any, *codes: str, also: Sequence[str] = (), applied: Applied = NOTHING_APPLIED
-) -> ChangePlan:
+def plan_for(database: Any, *codes: str) -> ChangePlan:
     """A plan for the findings of these codes, as if a trial had supported them."""
     report: Report = scan(database)
-    identity = str(ObjectId())
-    return make(
-        report, tried(report, *codes), identity=identity, made="2025-01-01T00:00:00+00:00", also=also,
-        applied=applied,
-    )  # fmt: skip
+    return make(report, tried(report, *codes), identity=str(ObjectId()), made="2025-01-01T00:00:00+00:00")
 
 
 def tried(report: Report, *codes: str) -> TrialReport:
@@ -111,6 +104,6 @@ def reads_of(database: Any, products: list[ObjectId], path: Path) -> Workload:
         ]
         # There is no index for it yet.
         requests += [Request(kind, "reviews", body, number * 1.0, plan="COLLSCAN") for kind, body in bodies]
-    lines = [header_line(database.name, datetime.now(UTC), False), *(each.as_line() for each in requests)]
+    lines = [header_line(database.name, datetime.now(UTC)), *(each.as_line() for each in requests)]
     path.write_text("\n".join([*lines, end_line(seconds=30.0)]) + "\n")
     return read_workload(path)

@@ -8,18 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bson import ObjectId
 from pymongo import MongoClient
 
 from tests.advisor.plans.shops import everything, plan_for, shop
 from tests.support import shared_server
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Application
-from treadle.advisor.plans.folder import ChangePlan, Place
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import verified
 from treadle.advisor.plans.undo import Undoing
-from treadle.errors import DataError, TreadleError, UsageError
+from treadle.errors import TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Progress
 from treadle.store.blocking.store import Store
@@ -157,45 +155,6 @@ def test_a_half_applied_plan_is_undone(database: Any) -> None:
     assert was == everything(database)
 
 
-def adopting(plan: ChangePlan) -> ChangePlan:
-    """The same plan, with copies that documents have already."""
-    return replace(
-        plan,
-        places=tuple(Place(each.collection, each.field, each.field == "product") for each in plan.places),
-    )
-
-
-def test_taken_over_copies_get_their_former_values_back(database: Any) -> None:
-    """Also where the copy stands in the middle, is null, missing, or of an odd type."""
-    shop(database)
-    report_plan = plan_for(database, "extended-reference")
-    values: list[Any] = [{"name": "stale", "price": 1}, None, 7, {"price": 2, "name": "turned"}]
-    documents = list(database["reviews"].find())
-    for number, each in enumerate(documents):
-        rating = each.pop("rating")
-        if number % 5:
-            each["product"] = values[number % 4]
-        if number % 7 == 0:
-            each["product_id"] = "nobody"
-        each["rating"] = rating
-        database["reviews"].replace_one({"_id": each["_id"]}, each)
-    was = everything(database)
-    assert "plan-field-taken" == code_of(lambda: Application(database, report_plan).run())
-    assert was == everything(database)
-    plan = with_keep(adopting(report_plan))
-    Application(database, plan).run()
-    assert {"name", "price"} == set(
-        database["reviews"].find_one({"product_id": {"$ne": "nobody"}})["product"]
-    )
-    Undoing(database, plan).run()
-    assert was == everything(database)
-
-
-def with_keep(plan: ChangePlan) -> ChangePlan:
-    step = replace(plan.steps[0], name="keep former values of reviews", kind="keep", about="reviews")
-    return replace(plan, steps=(plan.steps[0], step, *plan.steps[1:]))
-
-
 def test_what_cannot_be_is_refused_in_a_sentence(database: Any) -> None:
     shop(database)
     plan = plan_for(database, "computed")
@@ -217,13 +176,9 @@ def test_what_cannot_be_is_refused_in_a_sentence(database: Any) -> None:
     assert "plan-not-applied" == code_of(lambda: Undoing(database, plan))
 
 
-def test_a_step_stops_at_its_threshold_and_a_worker_forbids_undo(database: Any) -> None:
+def test_a_worker_forbids_undo(database: Any) -> None:
     shop(database)
     plan = plan_for(database, "computed")
-    steps = tuple(replace(each, stop_seconds=-1.0) for each in plan.steps)
-    with pytest.raises(DataError, match="took longer") as stopped:
-        Application(database, replace(plan, steps=steps)).run()
-    assert "plan-stopped" == stopped.value.code
     Application(database, plan).run()
     store = Store(database, models=load_models(plan.models))
     worker = store.worker()
@@ -243,29 +198,6 @@ def test_a_step_stops_at_its_threshold_and_a_worker_forbids_undo(database: Any) 
     Undoing(database, plan).run()
 
 
-def test_a_copy_made_by_hand_is_taken_over_under_its_own_name(database: Any) -> None:
-    """The advisor's own declaration: stale copies become right, and get their former values back."""
-    customers = [ObjectId() for _ in range(50)]
-    database["customers"].insert_many([{"_id": each, "name": f"n{n}"} for n, each in enumerate(customers)])
-    database["orders"].insert_many(
-        [
-            {
-                "customerId": customers[n % 50],
-                "customerName": f"n{n % 50}" if n % 10 else "stale",
-                "total": n,
-            }
-            for n in range(500)
-        ]
-    )
-    plan = plan_for(database, "extended-reference")
-    assert (Place("orders", "customerName", adopted=True),) == plan.places
-    was = everything(database)
-    Application(database, plan).run()
-    assert 0 == database["orders"].count_documents({"customerName": "stale"})
-    Undoing(database, plan).run()
-    assert was == everything(database)
-
-
 @pytest.mark.server
 def test_a_server_without_change_streams_is_refused(database: Any) -> None:
     shop(database)
@@ -277,6 +209,15 @@ def test_a_server_without_change_streams_is_refused(database: Any) -> None:
         was = everything(alone)
         assert "plan-needs-stream" == code_of(lambda: Application(alone, plan).run())
         assert was == everything(alone)
+
+
+def test_a_field_that_was_written_since_is_refused(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, "extended-reference")
+    database["reviews"].update_one({}, {"$set": {"product": {"name": "mine"}}})
+    was = everything(database)
+    assert "plan-field-taken" == code_of(lambda: Application(database, plan).run())
+    assert was == everything(database)
 
 
 def test_a_validator_that_lets_no_field_in_is_named_before_anything_changes(database: Any) -> None:

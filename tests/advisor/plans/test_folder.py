@@ -13,8 +13,7 @@ import pytest
 from tests.advisor.plans.shops import plan_for, reads_of, shop
 from treadle.advisor import scan
 from treadle.advisor.plans.folder import MODELS, PLAN, README, READS, read, write
-from treadle.advisor.plans.make import _keep, make
-from treadle.advisor.plans.models import Combined
+from treadle.advisor.plans.make import make
 from treadle.advisor.plans.reads import write_reads
 from treadle.advisor.plans.text import readme
 from treadle.advisor.trials.results import Measured, TrialReport, TrialResult, WorkloadSummary
@@ -47,12 +46,6 @@ def test_what_is_written_is_read_again(database: Any, tmp_path: Path) -> None:
         write(plan, folder, readme(plan))
 
 
-def test_to_keep_former_values_may_take_as_long_as_there_are_documents() -> None:
-    """A limit that many documents exceed would stop each run at the same place."""
-    step = _keep(Combined("", (), (), ()), "orders", 100_000_000)
-    assert step.seconds < step.stop_seconds
-
-
 def test_what_is_no_plan_is_refused(database: Any, tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     written(database, folder)
@@ -79,7 +72,7 @@ def test_what_is_no_plan_is_refused(database: Any, tmp_path: Path) -> None:
     )
     assert "plan-folder-edited" == refused(edit(MODELS, lambda text: text + "\nimport this\n"))
     assert "plan-folder-edited" == refused(
-        edit(PLAN, lambda text: text.replace('"stop_set_aside": 10', '"stop_set_aside": 11'))
+        edit(PLAN, lambda text: text.replace('"kind": "fill"', '"kind": "follow"'))
     )
     assert "plan-folder-edited" == refused(edit(PLAN, lambda text: json.dumps({**json.loads(text), "x": 1})))
 

@@ -12,14 +12,13 @@ from bson import ObjectId
 from tests.advisor.symptoms import CASES, at, profiled
 from treadle import Store
 from treadle.advisor import Limits, Report, scan
-from treadle.advisor.plans.models import combine, load_models, models_text
+from treadle.advisor.plans.models import combine, load_models
 from treadle.advisor.plans.pieces import Class
 from treadle.errors import UsageError
 
 # Symptoms on collections of their own, so that one database can have them all.
 APART = (
-    "extended-reference", "subset", "bucket", "outlier", "polymorphic", "schema-versioning", "tree",
-    "approximation", "huge-array", "blobs", "mixed-types", "query-without-index", "too-many-indexes",
+    "extended-reference", "subset", "bucket", "outlier", "tree", "approximation", "huge-array", "blobs", "mixed-types", "query-without-index", "too-many-indexes",
 )  # fmt: skip
 SUBSETS = 4
 READ_MAX = 100
@@ -58,8 +57,7 @@ def test_any_findings_go_into_one_module_that_reads_what_is_stored(database: Any
         assert sorted(map(id, findings)) == sorted(
             map(id, [*combined.findings, *(each for each, _ in combined.left_out)])
         )
-        # Only the team can write migrations, and only values name the kinds.
-        assert {each.code for each, _ in combined.left_out} <= {"polymorphic", "schema-versioning"}
+        assert () == combined.left_out
         check(combined.text, database)
 
 
@@ -122,9 +120,8 @@ def test_names_fit_what_is_stored_and_say_what_they_show(database: Any) -> None:
         "reviews": {"productCard", "mainProduct"},
     }
     assert fields == {
-        name: {each.stored for each in combined.additions if each.collection == name} for name in fields
+        name: {each.field for each in combined.places if each.collection == name} for name in fields
     }
-    assert not any(each.existing for each in combined.additions)
     assert {"stream"} == {rule.maintain for rule in store.graph.rules}
     assert {"off"} == {entry.settings.validation for entry in store.graph.entries.values()}
     store.setup()
@@ -145,7 +142,7 @@ def test_a_module_that_does_not_run_is_refused(database: Any) -> None:
 
 def test_no_finding_gives_an_empty_module(database: Any) -> None:
     report = scan(database)
-    assert [] == load_models(models_text(report.scan, []))
+    assert [] == load_models(combine(report.scan, []).text)
 
 
 def test_an_index_that_begins_another_is_not_declared() -> None:

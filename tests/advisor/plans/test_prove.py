@@ -48,7 +48,7 @@ def test_reads_that_are_the_same_in_words_keep_their_own_gain() -> None:
     )
     result = TrialResult("computed", "reviews.by", "", "do", "", requests)
     trial = TrialReport("shop", "6.0", WorkloadSummary(1.0, 1, 1, 0), (), (result,))
-    plan = ChangePlan("p", "", "shop", "stream", (result.key,), (), (), (), trial, "")
+    plan = ChangePlan("p", "", "shop", (result.key,), (), (), (), trial, "")
     gains = {after: each.value for (_, after), each in _expected(plan).items() if after}
     assert {"count": 2.0, "average": 3.0} == gains
 
@@ -85,12 +85,6 @@ def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tm
     assert row["indexes_made"]["reviews"]
     groups, _ = recorded(plan, path, row)
     assert {"$natural"} == {next(iter(unit[0].body["hint"])) for group in groups for unit in group.units}
-    # Before a plan on top of another they took an index of that one.
-    there = [{"name": "reviews", "indexes": [{"name": "of_the_first", "key": {"product_id": 1}}]}]
-    later = {**row, "before": {**row["before"], "indexes": there}}
-    groups_on_top, _ = recorded(replace(plan, on=("first",)), path, later)
-    hints = {str(unit[0].body.get("hint")) for group in groups_on_top for unit in group.units}
-    assert {"of_the_first"} == hints
     # With a plan that makes an index for these scans as well, each is measured once.
     both = replace(plan, findings=(*plan.findings, "query-without-index@reviews.product_id"))
     assert [len(each.units) for each in groups] == [len(each.units) for each in recorded(both, path, row)[0]]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import BaseModel
 
 from treadle.model.bson_types import Id
 from treadle.model.document import Document
-from treadle.patterns.approximation.rule import Approximate
-from treadle.patterns.bucket.rule import Bucket
 from treadle.patterns.computed.aggregates import Average, Count
 from treadle.patterns.extended_reference import ExtendedReference
-from treadle.patterns.outlier.rule import Outlier
 from treadle.patterns.subset import Subset
 
 
@@ -55,24 +52,6 @@ class Product(Document, collection="products"):
     review_count: Annotated[int, Count(Review, by="product_id")] = 0
     rating_average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None
     recent_reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=5)] = []
-    views: Annotated[int, Approximate(every=100, within=timedelta(seconds=5))] = 0
 
 
-class Seller(Document, collection="sellers"):
-    name: str
-    followers: Annotated[list[Id], Outlier(limit=50, overflow="follower_overflow")] = []
-    follower_count: int = 0
-    has_overflow: bool = False
-
-
-class Reading(
-    Document,
-    collection="readings",
-    bucket=Bucket(key="sensor_id", time="ts", span=timedelta(hours=1), limit=60, stats=("temp",)),
-):
-    sensor_id: str
-    ts: datetime
-    temp: float
-
-
-MODELS = (Customer, Order, Review, Product, Seller, Reading)
+MODELS = (Customer, Order, Review, Product)

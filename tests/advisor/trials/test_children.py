@@ -1,4 +1,4 @@
-"""Pipelines that join children to their parent, and walks through trees, in both ways on a real server."""
+"""Pipelines that join children to their parent, in both ways on a real server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
-from treadle import AncestorArray, Average, Count, Document, Id, Max, Min, Store, Subset, Sum
+from treadle import Average, Count, Document, Id, Max, Min, Store, Subset, Sum
 from treadle.advisor import scan
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.trials.compare import compare_reads
@@ -43,13 +43,7 @@ class Product(Document, collection="products"):
     recent: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)] = []
 
 
-class Category(Document, collection="categories", tree=AncestorArray(parent="above", ancestors="ancestors")):
-    name: str
-    above: Id | None = None
-    ancestors: list[Id] = []
-
-
-MODELS = [Review, Product, Category]
+MODELS = [Review, Product]
 JOIN = {"from": "reviews", "localField": "_id", "foreignField": "product_id", "as": "reviews"}
 BY_VARIABLE = {
     "from": "reviews",
@@ -59,20 +53,6 @@ BY_VARIABLE = {
 MATCHED = {"$match": {"$expr": {"$eq": ["$product_id", "$$product"]}}}
 NEWEST = [{"$sort": {"date": -1}}, {"$limit": 3}]
 STATISTICS = {"$group": {"_id": None, "count": {"$sum": 1}, "mean": {"$avg": "$rating"}}}
-UP = {
-    "from": "categories",
-    "startWith": "$above",
-    "connectFromField": "above",
-    "connectToField": "_id",
-    "as": "path",
-}
-DOWN = {
-    "from": "categories",
-    "startWith": "$_id",
-    "connectFromField": "_id",
-    "connectToField": "above",
-    "as": "all",
-}
 REWRITTEN: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "size": (
         "products",
@@ -139,8 +119,6 @@ REWRITTEN: dict[str, tuple[str, list[dict[str, Any]]]] = {
             {"$sort": {"_id": 1}},
         ],
     ),
-    "up": ("categories", [{"$graphLookup": UP}]),
-    "down": ("categories", [{"$match": {"name": {"$in": ["c0", "c3", "c9"]}}}, {"$graphLookup": DOWN}]),
 }
 LEFT: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "whole-children": ("products", [{"$lookup": JOIN}]),
@@ -167,8 +145,6 @@ LEFT: dict[str, tuple[str, list[dict[str, Any]]]] = {
         "products",
         [{"$lookup": {**JOIN, "localField": "name"}}, {"$project": {"n": {"$size": "$reviews"}}}],
     ),
-    "some-levels": ("categories", [{"$graphLookup": {**UP, "maxDepth": 1}}]),
-    "with-depth": ("categories", [{"$graphLookup": {**DOWN, "depthField": "depth"}}]),
 }
 
 
@@ -186,17 +162,6 @@ def patterns(database: Any) -> Iterator[Patterns]:
                 "date": dt.datetime(2026, 1, 1 + number // 10, tzinfo=dt.UTC),
             }
             for number in range(60)
-        ]
-    )
-    nodes = [ObjectId() for _ in range(15)]
-    database["categories"].insert_many(
-        [
-            {
-                "_id": nodes[number],
-                "name": f"c{number}",
-                "above": nodes[(number - 1) // 2] if number else None,
-            }
-            for number in range(15)
         ]
     )
     with Store(database, models=MODELS) as store:
@@ -220,13 +185,11 @@ def test_what_the_parent_holds_of_its_children_takes_the_place_of_a_join(databas
     for name, request in requests.items():
         after = rewrite(request, patterns)
         assert isinstance(after, Rewritten), name
-        assert "graphLookup" not in str(after.requests), name
         assert "'from': 'reviews'" not in str(after.requests), name
         assert (0, 1) == differs(database, patterns, request), name
     # What is kept wrong is noticed.
     database["products"].update_many({}, {"$inc": {"n": 1, "mean": 1, "total": 1, "best": 1, "worst": 1}})
     database["products"].update_many({}, {"$set": {"recent.0.rating": 99}})
-    database["categories"].update_many({"name": "c9"}, {"$pop": {"ancestors": -1}})
     for name, request in requests.items():
         assert (1, 1) == differs(database, patterns, request), name
 
@@ -235,34 +198,6 @@ def test_what_the_parent_holds_of_its_children_takes_the_place_of_a_join(databas
 def test_what_the_parent_does_not_hold_is_left_as_it_is(name):
     collection, pipeline = LEFT[name]
     assert rewrite(Request("aggregate", collection, {"pipeline": pipeline}), patterns_of(MODELS)) is None
-
-
-def test_a_walk_node_by_node_is_one_read(database, patterns):
-    nodes = {each["name"]: each for each in database["categories"].find()}
-
-    def reads(*conditions: dict[str, Any], limit: int = 0) -> list[Request]:
-        bodies = [{"filter": each, **({"limit": limit} if limit else {})} for each in conditions]
-        return [Request("find", "categories", body, at=0.01 * n, session=1) for n, body in enumerate(bodies)]
-
-    def ids(*names: str) -> list[Any]:
-        return [nodes[name]["_id"] for name in names]
-
-    up = reads(*({"_id": each} for each in ids("c9", "c4", "c1", "c0")), limit=1)
-    down = reads(
-        {"above": ids("c1")[0]},
-        {"above": {"$in": ids("c3", "c4")}},
-        {"above": {"$in": ids("c7", "c8", "c9", "c10")}},
-    )
-    for walk in (up, down):
-        (group,) = chosen(walk, patterns)
-        assert [tuple(walk)] == group.units
-        assert (0, 1) == differs(database, patterns, *walk)
-    # One that stops half way is no whole path, and neither is one that goes elsewhere.
-    for part in (up[:2], [up[0], *reads({"_id": ids("c6")[0]}, {"_id": ids("c0")[0]}, limit=1)], down[:2]):
-        groups = chosen(part, patterns)
-        results, notes = compare_reads(database, database, groups, patterns, 1.0, rounds=1)
-        assert ([], 1) == (results, len(notes))
-        assert "whole way" in notes[0]
 
 
 def test_joins_of_the_parent_lead_to_a_finding_that_they_are_tried_with(database, uri):
@@ -329,4 +264,3 @@ def test_what_is_not_rewritten_is_said_with_the_reason(database):
     assert any("holds" in text for text in collector.missed)
     assert any("counts only some" in text for text in collector.missed)
     assert any("sorts otherwise" in text for text in collector.missed)
-    assert any("walks part of the way" in text for text in collector.missed)

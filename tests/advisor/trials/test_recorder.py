@@ -22,7 +22,6 @@ from tests.cli.invoke import RUN_SECONDS_MAX, run_verb, start
 from treadle.advisor import scan
 from treadle.advisor.trials import profiler_level, recorder, workload_file
 from treadle.advisor.trials.copying import Copier
-from treadle.advisor.trials.redaction import Redactor
 from treadle.advisor.trials.workload_file import Request, Workload
 from treadle.errors import DataError, UsageError
 
@@ -99,8 +98,7 @@ def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path
     assert (recorded.operations, True) == (summary.operations, summary.complete)
     assert recorded.seconds > 0.5
     assert all(0 <= each.at < 30 for each in workload)
-    assert recorded.cost_ratio is not None
-    # Our own reads of the profiler, and the fixed load, are none of the clients' work.
+    # Our own reads of the profiler are none of the clients' work.
     assert {"orders"} == {each.collection for each in workload}
     assert 0 == level(database)
     assert not list(notes.glob("*"))
@@ -112,38 +110,6 @@ def test_the_former_level_comes_back_as_it_was(database, tmp_path, notes):
     present = database.command({"profile": -1})
     assert (1, 250, 0.5) == (present["was"], present["slowms"], present["sampleRate"])
     database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0})
-
-
-def test_redaction_leaves_joins_and_no_value(uri, database, tmp_path, notes):
-    key = ObjectId()
-    database["orders"].insert_one({"_id": 0})
-
-    def work(shop):
-        shop["orders"].insert_one({"customer": key, "text": "a secret", "price": 731.25})
-        list(shop["orders"].find({"customer": key, "text": {"$in": ["a secret", "b"]}}, limit=7))
-
-    with clients_at_work(uri, work):
-        recorder.record(database, tmp_path / "w", seconds=1.0, redact=True, notes=notes)
-    text = (tmp_path / "w").read_text()
-    for value in (str(key), "a secret", "731.25"):
-        assert value not in text
-    workload = workload_file.read(tmp_path / "w")
-    document, found = of(workload, "insert").body["document"], of(workload, "find").body
-    assert isinstance(document["customer"], ObjectId)
-    assert document["customer"] == found["filter"]["customer"]
-    assert document["text"] == found["filter"]["text"]["$in"][0] != found["filter"]["text"]["$in"][1]
-    assert (7, True) == (found["limit"], workload.redacted)
-
-
-def test_tokens_are_of_the_same_type_and_equal_for_equal():
-    one, other = Redactor(b"1" * 32), Redactor(b"2" * 32)
-    values = ["text", 12345, 1.5, ObjectId(), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), b"bytes"]
-    for value in values:
-        assert type(value) is type(one.token(value))
-        assert one.token(value) == one.token(value) != value
-        assert one.token(value) != other.token(value)
-    assert one.token(5) == one.token(5.0)
-    assert [True, None] == [one.token(True), one.token(None)]
 
 
 def test_what_may_not_be_recorded_is_refused(database, tmp_path, notes):
@@ -187,7 +153,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 
 def _follows(database: Any) -> bool:
-    """Whether somebody reads the profiler, which a recording does as soon as the level is raised for good."""
+    """Whether somebody reads the profiler, which a recording does as soon as the level is raised."""
     pipeline = [
         {"$currentOp": {"idleCursors": True, "allUsers": True}},
         {"$match": {"ns": f"{database.name}.system.profile"}},

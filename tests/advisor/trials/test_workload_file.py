@@ -28,7 +28,7 @@ STARTED = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
 
 
 def write(path: Path, *requests: Request, end: bool = True) -> Path:
-    lines = [workload_file.header_line("shop", STARTED, False), *(each.as_line() for each in requests)]
+    lines = [workload_file.header_line("shop", STARTED), *(each.as_line() for each in requests)]
     lines += [workload_file.end_line(seconds=60.0, operations=len(requests), lost=0)] if end else []
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -63,7 +63,7 @@ def test_a_recording_that_was_killed_is_usable(tmp_path):
         file.write('{"op": "find", "in"')
     workload = workload_file.read(path)
     assert 1 == len(list(workload))
-    assert WorkloadSummary(3.0, 1, 1, 0, False, False) == workload.summary()
+    assert WorkloadSummary(3.0, 1, 1, 0, False) == workload.summary()
 
 
 def test_the_summary_counts_reads_and_writes(tmp_path):
@@ -73,7 +73,7 @@ def test_the_summary_counts_reads_and_writes(tmp_path):
         Request("insert", "orders", {"document": {"_id": 1}}),
         Request("modify", "orders", {"query": {}}),
     )
-    assert WorkloadSummary(60.0, 3, 1, 2, False, True) == workload_file.read(path).summary()
+    assert WorkloadSummary(60.0, 3, 1, 2, True) == workload_file.read(path).summary()
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,9 @@ def test_a_report_goes_to_json_and_comes_back():
     request = RequestResult("read", "a", "b", 5, 0.1, 5, 5, 0, side, side, figure)
     result = TrialResult("computed", "reviews.product_id", "…", "do", "why", (request,), figure)
     report = TrialReport(
-        "shop", "8.0.1", WorkloadSummary(1, 2, 1, 1), (Copied("a", 1, 2),), (result,), result
+        "shop", "8.0.1", WorkloadSummary(1, 2, 1, 1), (Copied("a", 1, 2),), (result,), ("note",)
     )
     assert report == report_from_json(report.as_json())
-    assert (result,) == report.supported
     assert "computed@reviews.product_id" == result.key
     assert figure.holds(1.5)
     assert not figure.holds(2.6)

@@ -14,11 +14,9 @@ from typing import Any
 from pymongo.database import Database
 from pymongo.errors import DuplicateKeyError
 
-from treadle.advisor.plans.folder import Applied, ChangePlan
-from treadle.advisor.plans.models import load_models
+from treadle.advisor.plans.folder import ChangePlan
 from treadle.engine.indexes import compare_indexes
 from treadle.errors import UsageError
-from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.store.blocking.store import Store
 from treadle.upkeep import position
@@ -26,8 +24,6 @@ from treadle.upkeep.position import signature
 from treadle.upkeep.set_up import maintenance_indexes
 
 PLANS = "treadle.plans"
-# Per collection the former values of the fields that the plan takes over.
-FORMER = "treadle.former."
 STREAMS = position.COLLECTION
 RESERVED = "_treadle"
 Row = dict[str, Any]
@@ -43,11 +39,6 @@ def options_of(database: Database[Any]) -> dict[str, Row]:
 
 def indexes_of(database: Database[Any], collection: str) -> dict[str, Row]:
     return {each["name"]: dict(each) for each in database[collection].list_indexes()}
-
-
-def former_of(identity: str, collection: str) -> str:
-    """Where a plan keeps the former values of what it takes over."""
-    return f"{FORMER}{identity}.{collection}"
 
 
 def row_of(database: Database[Any], plan: ChangePlan) -> Row | None:
@@ -79,7 +70,7 @@ def begin(store: Store, plan: ChangePlan) -> Row:
             {"name": index.document["name"], "key": dict(index.document["key"])} for index in missing
         ]
     actions = store.setup(dry_run=True, validation="keep")
-    rules = _own_rules(store, applied(database).models)
+    rules = store.graph.rules
     row: Row = {
         "_id": plan.id,
         "state": "applying",
@@ -87,15 +78,10 @@ def begin(store: Store, plan: ChangePlan) -> Row:
         "done": [],
         "collections": collections,
         "indexes_made": made,
-        "collections_made": [each.collection for each in actions if each.what == "create collection"],
         "images_made": [each.collection for each in actions if each.what == "keep former states of"],
-        "validated": [
-            entry_named(store, each.about).collection for each in plan.steps if each.kind == "validate"
-        ],
         # By these its part of Treadle's own state is known.
         "rules": [rule.place.label for rule in rules],
         "signatures": [signature(rule) for rule in rules],
-        "on": list(plan.on),
         # So that it can be undone whatever becomes of the folder's files.
         "places": [asdict(each) for each in plan.places],
         "models": plan.models,
@@ -114,29 +100,21 @@ def begin(store: Store, plan: ChangePlan) -> Row:
     return row
 
 
-def _own_rules(store: Store, models: str) -> list[Any]:
-    """The rules that the plan adds to those of the plans before it."""
-    known = {signature(rule) for rule in Graph(load_models(models)).rules} if models else set()
-    return [rule for rule in store.graph.rules if signature(rule) not in known]
-
-
-def applied(database: Database[Any]) -> Applied:
-    """The plans that were begun on a database and not undone."""
-    rows = list(database[PLANS].find({}, {"models": 1, "begun": 1}).sort([("begun", 1)]))
-    return Applied(tuple(each["_id"] for each in rows), rows[-1]["models"] if rows else "")
-
-
-def require_whole(database: Database[Any]) -> None:
-    """Refuse to build on a plan that is half applied or half undone."""
-    half = database[PLANS].find_one({"state": {"$ne": "applied"}})
-    if half is not None:
-        raise half_done(database.name, half)
-
-
-def half_done(database: str, row: Row) -> UsageError:
-    return UsageError(
-        f"A plan of {database} (begun {row['begun']:%Y-%m-%d %H:%M}) is half done; finish it with treadle "
-        "apply, or take it back with treadle undo, in its own folder.",
+def require_no_other(database: Database[Any], identity: str | None = None) -> None:
+    """Refuse a database to which another plan is applied, wholly or in part."""
+    row = database[PLANS].find_one({"_id": {"$ne": identity}})
+    if row is None:
+        return
+    begun = f"{row['begun']:%Y-%m-%d %H:%M}"
+    if row["state"] != "applied":
+        raise UsageError(
+            f"A plan of {database.name} (begun {begun}) is half done; finish it with treadle apply, or take "
+            "it back with treadle undo, in its own folder.",
+            code="plan-treadle-in-use",
+        )
+    raise UsageError(
+        f"Another plan is applied to {database.name} (begun {begun}); take it back with treadle undo in its "
+        "folder, or make its models.py part of your application and declare more there.",
         code="plan-treadle-in-use",
     )
 

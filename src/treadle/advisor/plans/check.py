@@ -26,13 +26,10 @@ def check(store: Store, plan: ChangePlan) -> None:
                 "is this the database that was scanned?",
                 code="plan-other-database",
             )
-    others = {each["_id"]: each for each in database[before.PLANS].find({"_id": {"$ne": plan.id}})}
-    _check_others(database.name, plan, others)
-    if not others:
-        _check_application(database, existing)
-    maintained = {name for each in others.values() for name in each["collections"]}
+    before.require_no_other(database, plan.id)
+    _check_application(database, existing)
     for entry in store.graph.entries.values():
-        new = plan.fields(entry.collection, adopted=False)
+        new = plan.fields(entry.collection)
         refused = _refused_fields(existing[entry.collection]["options"], [*new, before.RESERVED])
         if refused:
             raise DataError(
@@ -40,42 +37,7 @@ def check(store: Store, plan: ChangePlan) -> None:
                 "(additionalProperties: false), and a plan changes no validator; add them to its properties.",
                 code="plan-field-refused",
             )
-        _check_fields(database, entry.collection, new, entry.collection in maintained)
-    for collection in store.graph.sides:
-        if collection in existing and not _is_of(others, collection):
-            raise DataError(
-                f"The plan is to make the collection {collection}, which exists by now; rename that one, or "
-                "make a new plan.",
-                code="plan-field-taken",
-            )
-    for step in plan.steps:
-        if step.kind == "validate":
-            entry = before.entry_named(store, step.about)
-            if existing[entry.collection]["options"].get("validator"):
-                raise DataError(
-                    f"{entry.collection} was given a validator after the plan was made; make a new plan.",
-                    code="plan-field-taken",
-                )
-
-
-def _check_others(database: str, plan: ChangePlan, others: dict[str, before.Row]) -> None:
-    """Refuse what was applied since the plan was made, or is half done; those it was made on are welcome."""
-    missing = [each for each in plan.on if each not in others]
-    if missing:
-        raise UsageError(
-            f"The plan was made on top of another one, which was undone on {database} since; make it anew "
-            "with treadle plan.",
-            code="plan-treadle-in-use",
-        )
-    for identity, row in others.items():
-        if row["state"] != "applied":
-            raise before.half_done(database, row)
-        if identity not in plan.on:
-            raise UsageError(
-                f"Another plan was applied to {database} (begun {row['begun']:%Y-%m-%d %H:%M}) since this "
-                "one was made; make it anew with treadle plan, which builds on that, or undo that first.",
-                code="plan-treadle-in-use",
-            )
+        _check_fields(database, entry.collection, new)
 
 
 def _check_application(database: Database[Any], existing: dict[str, before.Row]) -> None:
@@ -90,12 +52,8 @@ def _check_application(database: Database[Any], existing: dict[str, before.Row])
         )
 
 
-def _is_of(others: dict[str, before.Row], collection: str) -> bool:
-    return any(collection in each.get("collections_made", ()) for each in others.values())
-
-
-def _check_fields(database: Database[Any], collection: str, fields: list[str], maintained: bool) -> None:
-    for field in fields if maintained else [*fields, before.RESERVED]:
+def _check_fields(database: Database[Any], collection: str, fields: list[str]) -> None:
+    for field in [*fields, before.RESERVED]:
         found = database[collection].find_one(
             {field: {"$exists": True}}, {"_id": 1}, max_time_ms=SECONDS_MAX * 1000
         )

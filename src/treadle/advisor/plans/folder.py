@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,34 +20,30 @@ PLAN, MODELS, README, READS = "plan.json", "models.py", "README.md", "reads.work
 BYTES_MAX = 50_000_000
 # The recorded reads hold values.
 MODE_PRIVATE = 0o600
-StepKind = Literal["set up", "validate", "keep", "fill", "follow"]
+StepKind = Literal["set up", "fill", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A field that the plan fills, and whether documents had one of that name."""
+    """A field that the plan adds and fills."""
 
     collection: str
     field: str
-    adopted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: what it does, how long, when to stop, and how to take it back."""
+    """One step: what it does, how long, and how to take it back."""
 
     name: str
     kind: StepKind
     what: str
     undo: str
-    # The model that is filled, or the collection whose former values are kept.
+    # The model that is filled.
     about: str = ""
     documents: int = 0
     seconds: float = 0.0
     load: str = ""
-    # It stops, and can go on later, when it takes longer or sets more documents aside than that.
-    stop_seconds: float = 0.0
-    stop_set_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +59,10 @@ class ByApplication:
     """A finding that the application has to follow, with all that it takes."""
 
     key: str
-    # Why `apply` does not do it, and what the trial says.
+    # Why `apply` does not do it.
     why: str
-    trial: str
     steps: tuple[str, ...]
     declaration: str
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The plans that a database has already, the first one first, and the models of the last."""
-
-    plans: tuple[str, ...] = ()
-    models: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +72,6 @@ class ChangePlan:
     id: str
     made: str
     database: str
-    maintain: str
     findings: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     places: tuple[Place, ...]
@@ -93,10 +79,6 @@ class ChangePlan:
     trial: TrialReport
     models: str
     by_application: tuple[ByApplication, ...] = ()
-    # The findings that no figure supports, and that were asked for by name.
-    asked: tuple[str, ...] = ()
-    # The plans that were applied before, whose declarations `models` holds too.
-    on: tuple[str, ...] = ()
 
     @property
     def results(self) -> list[TrialResult]:
@@ -107,11 +89,9 @@ class ChangePlan:
     def seconds(self) -> float:
         return sum(step.seconds for step in self.steps)
 
-    def fields(self, collection: str, adopted: bool) -> list[str]:
-        """The fields of a collection that are new, or that were there before."""
-        return [
-            each.field for each in self.places if (each.collection, each.adopted) == (collection, adopted)
-        ]
+    def fields(self, collection: str) -> list[str]:
+        """The fields that the plan adds to a collection."""
+        return [each.field for each in self.places if each.collection == collection]
 
 
 def require_free(folder: Path) -> None:
@@ -159,11 +139,7 @@ def read(folder: Path, edited: bool = False) -> ChangePlan:
         )
     try:
         return ChangePlan(
-            **{
-                each.name: described[each.name]
-                for each in fields(ChangePlan)
-                if each.name in ("id", "made", "database", "maintain")
-            },
+            **{name: described[name] for name in ("id", "made", "database")},
             findings=tuple(described["findings"]),
             left_out=tuple(LeftOut(**each) for each in described["left_out"]),
             places=tuple(Place(**each) for each in described["places"]),
@@ -174,8 +150,6 @@ def read(folder: Path, edited: bool = False) -> ChangePlan:
                 ByApplication(**{**each, "steps": tuple(each["steps"])})
                 for each in described.get("by_application", ())
             ),
-            asked=tuple(described.get("asked", ())),
-            on=tuple(described.get("on", ())),
         )
     except (KeyError, TypeError):
         raise _invalid(folder, "is damaged; make it anew with treadle plan") from None

@@ -1,10 +1,9 @@
-"""What becomes of each finding: applied on figures, applied on request, or left to the application.
+"""Which findings a plan applies, and which it leaves to the application, with the reason.
 
 A pattern can be applied beside writers that know nothing of it if it adds
-fields, indexes, validators or collections, follows the change stream, and can
-be taken back exactly. Some of these make no request quicker: no trial can
-support them, and they are applied only when they are asked for by name.
-Everything else changes what programs read or write, and is theirs to do.
+fields or indexes, follows the change stream, makes recorded requests quicker,
+and can be taken back exactly. Everything else is named with its declaration:
+it changes what programs read or write, or no figure can support it.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ from __future__ import annotations
 # Why the application has to do it.
 BY_APPLICATION = {
     "approximation": "It changes how the application counts, and nothing that is stored.",
-    "archive": "Programs that do not use Treadle would no longer find the documents that have moved.",
     "attributes": "Whoever writes or searches these fields must use the array in their place.",
     "bloated-document": "It moves parts out of documents that others read whole.",
     "blobs": "It moves values out of documents that others read whole.",
     "bucket": "Readings become parts of other documents, in a collection that writers must write to.",
     "case-insensitive-search": "Its index serves only queries that name the collation, as programs must.",
     "deep-nesting": "It gives documents that others read and write another shape.",
+    "history": "It makes no request quicker; add it to the application's models and run setup().",
     "huge-array": "It moves items out of documents that others read whole.",
     "links": "It moves documents of two collections into one, which every program must know of.",
     "mixed-types": "It converts values that other programs wrote as they are, and would write so again.",
+    "no-validation": "It makes no request quicker; add it to the application's models and run setup().",
     "normalised-everything": "It moves documents into others, where every program must look for them.",
     "outlier": "It moves items out of documents that others read whole.",
     "polymorphic": "It changes how programs read and write these documents, and nothing that is stored.",
@@ -32,5 +32,4 @@ BY_APPLICATION = {
     "tree": "No worker follows a tree: a node that is moved past Treadle would leave its ancestors wrong.",
     "unused-index": "Which of them a monthly job needs, nobody can tell from one recording.",
 }
-ON_REQUEST = "It is applied only on request: --also {key}."
 NOT_TRIED = "It was not tried: --only names other findings."

@@ -2,8 +2,8 @@
 
 A finding changes the plain model of a collection: it adds a field, puts a
 pattern on one, gives a reference the type of the ids that it holds, or adds a
-keyword of the class. Those changes are collected. What cannot be merged, or
-takes code that only the team can write, is left out with the reason.
+keyword of the class. Those changes are collected. What cannot be merged is
+left out with the reason.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from treadle.advisor.declare import LINE_LENGTH, Source, camel_case, declaration
 from treadle.advisor.facts import CollectionFacts, Scan
 from treadle.advisor.interface import Finding
 from treadle.advisor.naming import words
+from treadle.advisor.plans.folder import Place
 from treadle.advisor.plans.pieces import Class, Line, parse
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.graph import Graph
 from treadle.model.document import Document
 
 CARD_WORDS_MAX = 4
-# The keywords of a class that are patterns and can be applied beside other writers.
-PATTERNS_OF_CLASSES = frozenset({"history"})
-# What each module ends with.
-_GENERATED = ('"""', "MODELS = [", "def store()")
 _MODULES = itertools.count()
 _HEAD = '''"""Models of the database {database}, with what the advisor proposes.
 
@@ -45,68 +42,50 @@ _STORE = """def store() -> Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
-    """A field that a finding adds to a collection, or puts a pattern on."""
-
-    finding: Finding
-    collection: str
-    stored: str
-    # Whether documents had a field of this name before.
-    existing: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Combined:
-    """The text, what each finding brought into it, and the findings that it does without."""
+    """The text, the findings in it, the fields that they fill, and the findings that it does without."""
 
     text: str
     findings: tuple[Finding, ...]
-    additions: tuple[Addition, ...]
+    places: tuple[Place, ...]
     left_out: tuple[tuple[Finding, str], ...] = ()
-    # The collections whose documents get something, and those that get a validator.
-    changed: frozenset[str] = frozenset()
-    validated: frozenset[str] = frozenset()
 
 
 class Unmergeable(Exception):
     """Two declarations ask for different things in one place."""
 
 
-class Known(Exception):
-    """The models to begin with declare it already."""
-
-
-def models_text(scan: Scan, findings: Sequence[Finding], maintain: str | None = "stream") -> str:
-    """The source of one module that declares what these findings propose."""
-    return combine(scan, findings, maintain).text
-
-
-def combine(
-    scan: Scan, findings: Sequence[Finding], maintain: str | None = "stream", base: str = ""
-) -> Combined:
-    """Merge the declarations of these findings, the first ones first; `base` are models to begin with."""
+def combine(scan: Scan, findings: Sequence[Finding], maintain: str | None = "stream") -> Combined:
+    """Merge the declarations of these findings, the first ones first."""
     merged, left_out = _Merge(scan, maintain), list[tuple[Finding, str]]()
-    merged.begin(base)
     for each in findings:
-        reason = _unfinished(each)
-        if reason is None:
-            attempt = copy.deepcopy(merged)
-            try:
-                attempt.add(each)
-                Graph(load_models(attempt.text()))
-            except Known:
-                reason = "A plan that is applied already has it."
-            except (Unmergeable, TreadleError) as error:
-                reason = f"It does not go together with the others: {getattr(error, 'message', error)}"
-            else:
-                merged = attempt
-                continue
-        left_out.append((each, reason))
+        attempt = copy.deepcopy(merged)
+        try:
+            attempt.add(each)
+            Graph(load_models(attempt.text()))
+        except (Unmergeable, TreadleError) as error:
+            reason = f"It does not go together with the others: {getattr(error, 'message', error)}"
+            left_out.append((each, reason))
+        else:
+            merged = attempt
     merged.prune_indexes()
     return Combined(
-        merged.text(), tuple(merged.findings), tuple(merged.additions), tuple(left_out),
-        frozenset(merged.changed), frozenset(merged.asked_to_validate()),
-    )  # fmt: skip
+        merged.text(), tuple(merged.findings), tuple(dict.fromkeys(merged.places)), tuple(left_out)
+    )
+
+
+def fields_kept_by_hand(scan: Scan, finding: Finding) -> list[str]:
+    """The fields of documents on which a finding puts a pattern: a program writes them already."""
+    found: list[str] = []
+    for each in parse(finding.declaration):
+        facts = scan.collections.get(each.collection) if each.collection is not None else None
+        stored = {field.name for field in facts.top()} if facts is not None else set()
+        found += [
+            f"{each.collection}.{line.stored}"
+            for line in each.lines.values()
+            if line.carries_pattern and line.stored in stored
+        ]
+    return found
 
 
 def load_models(text: str) -> list[type[Document]]:
@@ -134,15 +113,6 @@ def load_models(text: str) -> list[type[Document]]:
     ]
 
 
-def _unfinished(finding: Finding) -> str | None:
-    """Why a declaration cannot run as it is."""
-    if finding.code == "schema-versioning":
-        return "What its migrations do is for the team to write."
-    if finding.code == "polymorphic" and 'kind="kind-' in finding.declaration:
-        return "The values of its kinds are not shown; scan with --show-values."
-    return None
-
-
 @dataclass(slots=True)
 class _Merge:
     """The classes so far, and what each collection's plain model says."""
@@ -150,48 +120,25 @@ class _Merge:
     scan: Scan
     maintain: str | None
     classes: dict[str, Class] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
     # Per collection the stored names of its plain model, with what they declare.
     plain: dict[str, dict[str, str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    additions: list[Addition] = field(default_factory=list)
-    changed: set[str] = field(default_factory=set)
-    # What the models to begin with declare by patterns, and the collections that they validate.
-    applied: dict[str, set[str]] = field(default_factory=dict)
-    validating: set[str] = field(default_factory=set)
+    places: list[Place] = field(default_factory=list)
 
     def __deepcopy__(self, memo: object) -> _Merge:
         """A copy whose parts can change; facts and findings are shared."""
         return _Merge(
             self.scan, self.maintain, {name: copy.copy(each) for name, each in self.classes.items()},
-            [*self.others], dict(self.plain), [*self.findings], [*self.additions], set(self.changed),
-            self.applied, set(self.validating),
+            dict(self.plain), [*self.findings], [*self.places],
         )  # fmt: skip
 
-    def begin(self, base: str) -> None:
-        """Take over the models of a plan that is applied already."""
-        classes, others = parse(base)
-        self.classes = {each.name: each for each in classes}
-        self.others = [each for each in others if not each.startswith(_GENERATED)]
-        for each in classes:
-            if each.collection is None:
-                continue
-            lines = [line for line in each.lines.values() if line.carries_pattern]
-            self.applied[each.collection] = {line.declared for line in lines}
-            if each.keywords.pop("validation", None) is None:
-                self.validating.add(each.collection)
-            facts = self.facts(each.collection)
-            if facts is not None:
-                self._read_plain(facts)
-
     def add(self, finding: Finding) -> None:
-        classes, others = parse(finding.declaration, self.maintain)
+        classes = parse(finding.declaration, self.maintain)
         for each in classes:
             facts = self.facts(each.collection)
             if facts is not None and facts.name not in self.plain:
                 self._include(self._read_plain(facts), None)
-        names = self._include(classes, finding)
-        self.others += [each for each in _renamed(others, names) if each not in self.others]
+        self._include(classes, finding)
         self.findings.append(finding)
 
     def prune_indexes(self) -> None:
@@ -208,7 +155,7 @@ class _Merge:
 
     def _read_plain(self, facts: CollectionFacts) -> list[Class]:
         """The plain model of a collection, with the classes that it uses."""
-        plain = parse(declaration(facts))[0]
+        plain = parse(declaration(facts))
         self.plain[facts.name] = {stored: line.meaning for stored, line in plain[-1].lines.items()}
         return plain
 
@@ -222,9 +169,8 @@ class _Merge:
         while waiting:
             each = _next(waiting, defined, self.classes)
             waiting.remove(each)
-            source.blocks.append(self._validated(each).text(defined, self.classes))
+            source.blocks.append(_without_validation(each).text(defined, self.classes))
             defined[each.name] = None
-        source.blocks += self.others
         models = [name for name in defined if self._is_document(self.classes[name])]
         source.blocks += [_list(models), _STORE]
         head = _HEAD if self.maintain == "stream" else _HEAD_BY_WRITE
@@ -232,8 +178,8 @@ class _Merge:
 
     # -- merging ---------------------------------------------------------------------------
 
-    def _include(self, classes: list[Class], finding: Finding | None) -> dict[str, str]:
-        """Take over the classes of one declaration; how they are called here."""
+    def _include(self, classes: list[Class], finding: Finding | None) -> None:
+        """Take over the classes of one declaration."""
         names: dict[str, str] = {}
         for each in classes:
             collection = each.collection
@@ -246,10 +192,7 @@ class _Merge:
             names[each.name] = renamed.name = self._free_name(renamed)
             self.classes[renamed.name] = renamed
             if collection is not None and finding is not None:
-                self._note(
-                    finding, collection, [line for line in renamed.lines.values() if line.carries_pattern]
-                )
-        return names
+                self._note(collection, list(renamed.lines.values()))
 
     def _merge(self, known: Class, other: Class, finding: Finding | None) -> None:
         """Give a collection's model what a finding changes in its plain one."""
@@ -257,12 +200,8 @@ class _Merge:
         plain = self.plain.get(collection, {})
         merged = dict(known.lines)
         changed: list[Line] = []
-        known_lines = 0
         for stored, line in other.lines.items():
             if plain.get(stored) == line.meaning:
-                continue
-            if line.carries_pattern and line.declared in self.applied.get(collection, ()):
-                known_lines += 1
                 continue
             current = merged.get(stored)
             if current is None or plain.get(stored) == current.meaning:
@@ -280,14 +219,9 @@ class _Merge:
                 merged.pop(stored, None)
         known.lines = merged
         known.comments = list(dict.fromkeys([*known.comments, *other.comments]))
-        keywords = known.keywords
-        known.keywords = _joined(known.name, keywords, other.keywords)
-        if known_lines and not any(line.carries_pattern for line in changed):
-            raise Known
+        known.keywords = _joined(known.name, known.keywords, other.keywords)
         if finding is not None:
-            self._note(finding, collection, [line for line in changed if line.carries_pattern])
-            if PATTERNS_OF_CLASSES & (known.keywords.keys() - keywords.keys()):
-                self.changed.add(collection)
+            self._note(collection, changed)
 
     def _beside(
         self, collection: str, merged: dict[str, Line], current: Line, line: Line, existing: bool
@@ -311,13 +245,8 @@ class _Merge:
         merged[line.stored] = line
         return line
 
-    def _note(self, finding: Finding, collection: str, lines: list[Line]) -> None:
-        facts = self.facts(collection)
-        stored = {each.name for each in facts.top()} if facts is not None else set()
-        self.additions += [
-            Addition(finding, collection, line.stored, line.stored in stored) for line in lines
-        ]
-        self.changed |= {collection} if lines else set()
+    def _note(self, collection: str, lines: list[Line]) -> None:
+        self.places += [Place(collection, line.stored) for line in lines if line.carries_pattern]
 
     # -- names -----------------------------------------------------------------------------
 
@@ -349,20 +278,12 @@ class _Merge:
             base in self.classes and self._is_document(self.classes[base]) for base in each.bases
         )
 
-    def asked_to_validate(self) -> set[str]:
-        return {
-            name
-            for every in self.findings
-            if every.code == "no-validation"
-            for name in (every.collection, *every.also)
-        }
 
-    def _validated(self, each: Class) -> Class:
-        """A model validates only where a finding asks for it: its types may be those of a sample."""
-        validated = self.validating | self.asked_to_validate()
-        if each.collection is None or each.collection in validated:
-            return each
-        return replace(each, keywords={**each.keywords, "validation": '"off"'})
+def _without_validation(each: Class) -> Class:
+    """The types of a generated model may be those of a sample, so it is no validator."""
+    if each.collection is None:
+        return each
+    return replace(each, keywords={**each.keywords, "validation": '"off"'})
 
 
 def _list(models: list[str]) -> str:
@@ -387,13 +308,6 @@ def _joined(name: str, keywords: dict[str, str], others: dict[str, str]) -> dict
         else:
             raise Unmergeable(f"{name} has {keyword}= already")
     return joined
-
-
-def _renamed(others: list[str], names: dict[str, str]) -> list[str]:
-    """Functions, with the classes that they name; a class that is called otherwise here is refused."""
-    if any(old != new and old in text for old, new in names.items() for text in others):
-        raise Unmergeable("its functions name a class that is called otherwise here")
-    return others
 
 
 def _next(waiting: list[Class], defined: dict[str, None], classes: dict[str, Class]) -> Class:

@@ -1,4 +1,4 @@
-"""Treadle's own state of one plan, where others of the same database have theirs beside it."""
+"""Treadle's own state of a plan, where an application on the same database has its own beside it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ def forget(database: Database[Any], row: before.Row) -> None:
     if is_alone(row):
         return
     rules, models = row["rules"], [model.__name__ for model in load_models(row["models"])]
-    validators = [fingerprints.validator_of(name) for name in row["validated"]]
     since = {"$gte": row["begun"]}
     others = {"models": {"$elemMatch": {"$nin": models}}}
-    database[fingerprints.COLLECTION].delete_many({"_id": {"$in": [*rules, *validators]}})
+    database[fingerprints.COLLECTION].delete_many({"_id": {"$in": rules}})
     database[SET_ASIDE].delete_many({"_id.rule": {"$in": rules}})
     database[findings.COLLECTION].delete_many({"rule": {"$in": rules}})
     database[findings.VERIFICATIONS].delete_many({"_id": {"$in": models}, "at": since})

@@ -15,8 +15,6 @@ from treadle.advisor.declare import LINE_LENGTH, class_head, quote
 
 # The patterns whose first argument is a model, and that can follow the change stream.
 FOLLOWING = frozenset({"ExtendedReference", "Subset", "Count", "Sum", "Average", "Min", "Max"})
-# Those that are keywords of a class.
-FOLLOWING_CLASSES = frozenset({"History"})
 Edit = tuple[ast.expr, str]
 Keys = tuple[tuple[str, Any], ...]
 
@@ -34,11 +32,6 @@ class Line:
         """Equal for lines that declare the same, however they are broken."""
         node = _field(self.text)
         return ast.dump(node.annotation) + (ast.dump(node.value) if node.value is not None else "")
-
-    @property
-    def declared(self) -> str:
-        """Equal for lines that declare the same under whatever name."""
-        return ast.dump(_field(self.text).annotation)
 
     @property
     def is_required(self) -> bool:
@@ -136,24 +129,15 @@ class Class:
         return "\n".join([head, *(body or ["    pass"]), *self.comments])
 
 
-def parse(text: str, maintain: str | None = None) -> tuple[list[Class], list[str]]:
-    """The classes of a declaration, in order, and whatever else it holds; `maintain` goes on its patterns."""
-    classes, others = list[Class](), list[str]()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ClassDef):
-            classes.append(_class(text, node, maintain))
-        elif not isinstance(node, ast.Import | ast.ImportFrom):
-            lines = text.split("\n")
-            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-            others.append("\n".join(lines[first - 1 : node.end_lineno]))
-    return classes, others
+def parse(text: str, maintain: str | None = None) -> list[Class]:
+    """The classes of a declaration, in order; `maintain` goes on its patterns."""
+    return [_class(text, node, maintain) for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
 
 
 def _class(text: str, node: ast.ClassDef, maintain: str | None) -> Class:
     made = Class(node.name, [ast.unparse(base) for base in node.bases])
     for keyword in node.keywords:
-        value = _dedented(ast.get_source_segment(text, keyword.value) or "")
-        made.keywords[str(keyword.arg)] = value if maintain is None else _following(value, maintain)
+        made.keywords[str(keyword.arg)] = _dedented(ast.get_source_segment(text, keyword.value) or "")
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             source = _dedented(ast.get_source_segment(text, each) or "")
@@ -259,18 +243,6 @@ def _maintained(text: str, maintain: str) -> str:
             segment = ast.get_source_segment(text, value)
             edits.append((value, f"{segment}, maintain={quote(maintain)}"))
     return _edited(text, edits)
-
-
-def _following(text: str, maintain: str) -> str:
-    """The value of a class keyword, with `maintain=` where it is a pattern that says nothing of it."""
-    node = ast.parse(text, mode="eval").body
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in FOLLOWING_CLASSES or not node.keywords:
-        return text
-    last = node.keywords[-1].value
-    if any(each.arg == "maintain" for each in node.keywords):
-        return text
-    segment = ast.get_source_segment(text, last)
-    return _edited(text, [(last, f"{segment}, maintain={quote(maintain)}")])
 
 
 def _broken(text: str) -> str:

@@ -21,7 +21,7 @@ from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.reads import recorded, rewriter
 from treadle.advisor.plans.settle import catch_up, is_followed, verified
 from treadle.advisor.trials.compare import compare_reads
-from treadle.advisor.trials.results import Measured, RequestResult
+from treadle.advisor.trials.results import Measured
 from treadle.errors import UsageError
 from treadle.graph.outcomes import Finding, Progress
 from treadle.store.blocking.store import Store
@@ -61,13 +61,10 @@ class Proof:
     # Changes that had not been followed yet, and whether a worker follows now.
     behind: int
     followed: bool
-    # Whether the plan changes recorded reads, which then must be measured.
-    measured: bool = True
 
     @property
     def holds(self) -> bool:
-        measured = bool(self.reads) or not self.measured
-        return not self.findings and measured and all(each.holds for each in self.reads)
+        return not self.findings and bool(self.reads) and all(each.holds for each in self.reads)
 
 
 def prove(
@@ -108,18 +105,15 @@ def prove(
         )
         for each in results
     )
-    measured = set(plan.findings) != set(plan.asked)
-    return Proof(tuple(findings), reads, tuple(notes), behind, followed, measured)
+    return Proof(tuple(findings), reads, tuple(notes), behind, followed)
 
 
 def _expected(plan: ChangePlan) -> dict[tuple[str, str], Measured]:
-    """What the trial measured; of the findings together where it tried that.
+    """What the trial measured.
 
     By a read and what takes its place, since two may be the same in words, and
     by the read alone.
     """
-    results: list[RequestResult] = [request for result in plan.results for request in result.requests]
-    if plan.trial.together is not None:
-        results += plan.trial.together.requests
+    results = [request for result in plan.results for request in result.requests]
     reads = [each for each in results if each.kind == "read"]
     return {(each.request, after): each.ratio for each in reads for after in ("", each.after)}

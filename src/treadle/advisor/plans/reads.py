@@ -18,7 +18,6 @@ from treadle.advisor.trials.declared import Patterns, patterns_of
 from treadle.advisor.trials.rewrite import Rewritten, rewrite, unchanged
 from treadle.advisor.trials.units import Group, Unit, chosen, grouped
 from treadle.advisor.trials.workload_file import Request, Workload, end_line, header_line, read
-from treadle.errors import UsageError
 
 # The way that a read took before there was an index for it.
 _NATURAL = {"$natural": 1}
@@ -32,7 +31,7 @@ def write_reads(plan: ChangePlan, workload: Workload, folder: Path) -> int:
     path = folder / READS
     path.unlink(missing_ok=True)
     path.touch(mode=MODE_PRIVATE)
-    lines = [header_line(workload.database, workload.started, workload.redacted)]
+    lines = [header_line(workload.database, workload.started)]
     lines += [each.as_line() for each in requests]
     lines.append(end_line(seconds=workload.summary().seconds, operations=len(requests)))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -46,12 +45,6 @@ def patterns(plan: ChangePlan) -> Patterns:
 def recorded(plan: ChangePlan, path: Path, row: Mapping[str, Any]) -> tuple[list[Group], float]:
     """The reads that the plan changes, each on the way that it took before, and the recording's seconds."""
     workload = read(path)
-    if workload.redacted:
-        raise UsageError(
-            f"{path} holds tokens in the place of values, by which nothing is found on the real database; "
-            "record without --redact, and give it as --workload.",
-            code="workload-redacted",
-        )
     groups = [*chosen(workload, patterns(plan)), *_scanning(plan, workload)]
     former = {
         each["name"]: {index["name"]: list(index["key"]) for index in each["indexes"]}
@@ -59,24 +52,18 @@ def recorded(plan: ChangePlan, path: Path, row: Mapping[str, Any]) -> tuple[list
         if row["indexes_made"].get(each["name"])
     }
     for group in groups:
-        group.units = [
-            tuple(_as_before(each, former, bool(plan.on)) for each in unit) for unit in group.units
-        ]
+        group.units = [tuple(_as_before(each, former) for each in unit) for unit in group.units]
     return groups, workload.summary().seconds
 
 
-def _as_before(request: Request, former: Mapping[str, Mapping[str, list[str]]], on_top: bool) -> Request:
-    """The read on the way that it took: an index that the plan made would make it quicker as well.
-
-    Before a plan `on_top` of another it took the indexes of that one, though
-    it may have been recorded earlier.
-    """
+def _as_before(request: Request, former: Mapping[str, Mapping[str, list[str]]]) -> Request:
+    """The read on the way that it took: an index that the plan made would make it quicker as well."""
     indexes = former.get(request.collection)
     if indexes is None or request.operation not in ("find", "aggregate") or request.body.get("hint"):
         return request
     hint: Any = None
     if request.plan == "COLLSCAN":
-        hint = (_former_index(request, indexes) if on_top else None) or _NATURAL
+        hint = _NATURAL
     elif request.plan.startswith("IXSCAN"):
         hint = _former_index(request, indexes)
     return request if hint is None else replace(request, body={**request.body, "hint": hint})

@@ -6,6 +6,14 @@ from treadle.advisor.plans.folder import READS, ByApplication, ChangePlan
 from treadle.advisor.trials.results import TrialResult
 from treadle.advisor.wording import duration
 
+_FOLLOWING = (
+    "`treadle apply` leaves every value right. From then on a worker must follow the change stream, "
+    "so that writers which do not use Treadle are covered:\n\n"
+    "```console\n$ MONGODB_URI=URI treadle watch --app models:store\n```\n\n"
+    "While it does not run, values are late, and it catches up when it starts, as long as the server's "
+    "history reaches back. Readers find the new fields in the documents, with or without Treadle."
+)
+
 
 def readme(plan: ChangePlan) -> str:
     """What the plan does, why, how long it takes, and how to take it back."""
@@ -26,30 +34,16 @@ def readme(plan: ChangePlan) -> str:
         "",
         "| finding | reads | quicker by | saves per day | costs per day | pays back after |",
         "| --- | --- | --- | --- | --- | --- |",
-        *(_row(each) for each in plan.results if each.key not in plan.asked),
+        *map(_row, plan.results),
         "",
     ]
-    if plan.asked:
-        lines += ["No figure supports these, which make no recorded request quicker and were asked for:", ""]
-        lines += [f"- `{_plain(each)}`" for each in plan.asked]
-        lines += [""]
-    if plan.on:
-        lines += [
-            f"It was made on top of {counted_plans(len(plan.on))}; `models.py` holds those declarations too. "
-            "Stop their worker first, and run the one of this folder afterwards.",
-            "",
-        ]
     lines += ["## Steps", ""]
     for number, step in enumerate(plan.steps, 1):
         lines += [f"{number}. **{_plain(step.name)}** {_plain(step.what)}"]
         if step.seconds:
             lines += [f"   - Takes about {duration(max(1.0, step.seconds))}. Load: {_plain(step.load)}."]
-        if step.stop_seconds:
-            aside = f", or when more than {step.stop_set_aside:,} documents are set aside"
-            stop = duration(step.stop_seconds) + (aside if step.kind == "fill" else "")
-            lines += [f"   - Stops after {stop}; `treadle apply` goes on from there."]
         lines += [f"   - To undo: {_plain(step.undo)}"]
-    lines += ["", "## Keeping it right", "", _following(plan)]
+    lines += ["", "## Keeping it right", "", _FOLLOWING]
     if plan.left_out:
         lines += ["", "## Left out", ""]
         lines += [f"- `{_plain(each.key)}`: {_plain(each.reason)}" for each in plan.left_out]
@@ -62,16 +56,11 @@ def readme(plan: ChangePlan) -> str:
     return "\n".join(lines)
 
 
-def counted_plans(count: int) -> str:
-    return "a plan that was applied before" if count == 1 else f"{count} plans that were applied before"
-
-
 def _for_application(found: ByApplication) -> list[str]:
     return [
         f"### `{_plain(found.key)}`",
         "",
         f"Not applied: {_plain(found.why)}",
-        *([f"The trial: {_plain(found.trial)}"] if found.trial else []),
         "",
         *(f"{number}. {_plain(step)}" for number, step in enumerate(found.steps, 1)),
         "",
@@ -90,18 +79,6 @@ def _row(result: TrialResult) -> str:
     back = "at once" if days is not None and days < 1 else "never" if days is None else f"{days:,.0f} days"
     saves, costs = (f"{each:,.1f} s" for each in (result.gain_seconds_per_day, result.cost_seconds_per_day))
     return f"| `{_plain(result.key)}` | {reads:,} | {gain} | {saves} | {costs} | {back} |"
-
-
-def _following(plan: ChangePlan) -> str:
-    if plan.maintain != "stream":
-        return "Every writer must use these models: a write past them leaves the maintained values wrong."
-    return (
-        "`treadle apply` leaves every value right. From then on a worker must follow the change stream, "
-        "so that writers which do not use Treadle are covered:\n\n"
-        "```console\n$ MONGODB_URI=URI treadle watch --app models:store\n```\n\n"
-        "While it does not run, values are late, and it catches up when it starts, as long as the server's "
-        "history reaches back. Readers find the new fields in the documents, with or without Treadle."
-    )
 
 
 def _plain(text: str) -> str:

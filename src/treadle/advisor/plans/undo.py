@@ -21,15 +21,13 @@ from treadle.advisor.plans.folder import ChangePlan, Place
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import is_followed
 from treadle.errors import UsageError
-from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Progress
 from treadle.store.blocking.store import Store
 
 PAGE = 1_000
 PASSES_MAX = 100
 INDEX_NOT_FOUND = 27
-_OPTIONS = ("validator", "validationLevel", "validationAction")
-_NONE = {"validator": {}, "validationLevel": "strict", "validationAction": "error"}
+IMAGES = "changeStreamPreAndPostImages"
 
 
 class Undoing:
@@ -56,50 +54,27 @@ class Undoing:
                 code="plan-not-applied",
             )
         self.row = row
-        self._require_top()
         # What was applied, though the folder may have been edited since.
         places = tuple(Place(**each) for each in row["places"])
         self.plan = replace(plan, places=places, models=row["models"])
-        below = database[before.PLANS].find({"_id": {"$in": row.get("on", [])}}, {"models": 1})
-        # Those that other plans write to; where they only read, Treadle's own state came with this one.
-        self._shared = {
-            rule.target.collection for each in below for rule in Graph(load_models(each["models"])).rules
-        }
 
     def dry_run(self) -> list[str]:
         """Everything that `run` would do; nothing is changed."""
         lines = []
         for collection in self._present():
-            if self._fields(collection):
-                documents = self.database[collection].count_documents(self._touched(collection))
-                fields = ", ".join(self._fields(collection))
-                lines.append(f"remove {fields} from {documents:,} documents of {collection}")
-            if self._has_former(collection):
-                adopted = ", ".join(self.plan.fields(collection, adopted=True))
-                lines.append(f"write the former values of {adopted} back to {collection}")
+            documents = self.database[collection].count_documents(self._touched(collection))
+            fields = ", ".join(self._fields(collection))
+            lines.append(f"remove {fields} from {documents:,} documents of {collection}")
             lines += [f"drop the index {name} of {collection}" for name in self._indexes(collection)]
             lines += [f"change {collection}: {command}" for command in self._commands(collection)]
-        last = [] if self.row.get("on") else [before.PLANS]
-        return [*lines, *(f"drop the collection {name}" for name in [*self._state(), *last])]
-
-    def _require_top(self) -> None:
-        """A plan that others were made on top of is undone after them."""
-        above = self.database[before.PLANS].find_one({"on": self.row["_id"]})
-        if above is not None:
-            raise UsageError(
-                f"Another plan was applied on top of this one (begun {above['begun']:%Y-%m-%d %H:%M}); undo "
-                "that one first.",
-                code="plan-treadle-in-use",
-            )
+        return [*lines, *(f"drop the collection {name}" for name in [*self._state(), before.PLANS])]
 
     def run(self) -> None:
         """Take everything back that the plan made."""
         self._require_no_worker()
         before.mark(self.database, self.plan, state="undoing")
         for collection in self._present():
-            self._restore(collection)
-            if self._fields(collection):
-                self._remove(collection)
+            self._remove(collection)
             for name in self._indexes(collection):
                 self._tell(f"drop the index {name} of {collection}")
                 self._drop_index(collection, name)
@@ -133,12 +108,8 @@ class Undoing:
     # -- documents ---------------------------------------------------------------------------
 
     def _fields(self, collection: str) -> list[str]:
-        """What to remove: of Treadle's own state all, or what other plans there do not need."""
-        fields = self.plan.fields(collection, adopted=False)
-        if collection not in self._shared:
-            return [*fields, before.RESERVED]
-        own = [each.field for each in self.plan.places if each.collection == collection]
-        return [*fields, *(f"{before.RESERVED}.state.{field}" for field in own)]
+        """What to remove: the plan's fields, and what Treadle keeps for itself."""
+        return [*self.plan.fields(collection), before.RESERVED]
 
     def _touched(self, collection: str) -> dict[str, Any]:
         return {"$or": [{field: {"$exists": True}} for field in self._fields(collection)]}
@@ -184,35 +155,6 @@ class Undoing:
         if self._throttle is not None:
             time.sleep(max(0.0, documents / self._throttle - worked))
 
-    def _has_former(self, collection: str) -> bool:
-        return before.former_of(self.plan.id, collection) in self.database.list_collection_names()
-
-    def _restore(self, collection: str) -> None:
-        """Write former values back, on the server, at the place that the field had."""
-        if not self._has_former(collection):
-            return
-        fields = self.plan.fields(collection, adopted=True)
-        kept = {
-            field: {"$cond": [_is_missing(f"$$new.f.{field}"), "$$REMOVE", f"$$new.f.{field}"]}
-            for field in fields
-        }
-        # A field that is written where there is none comes last; only then is the order another.
-        moved = {
-            "$or": [
-                {"$and": [_is_missing(f"${field}"), {"$not": [_is_missing(f"$$new.f.{field}")]}]}
-                for field in fields
-            ]
-        }
-        stages = [
-            {"$set": {f"{before.RESERVED}.moved": moved}},
-            {"$set": kept},
-            {"$replaceWith": {"$cond": [f"${before.RESERVED}.moved", _reordered(), "$$ROOT"]}},
-            {"$unset": f"{before.RESERVED}.moved"},
-        ]
-        into = {"into": collection, "on": "_id", "whenMatched": stages, "whenNotMatched": "discard"}
-        self.database[before.former_of(self.plan.id, collection)].aggregate([{"$merge": into}])
-        self._tell(f"wrote the former values of {', '.join(fields)} back to {collection}")
-
     # -- indexes, options, state -------------------------------------------------------------------
 
     def _indexes(self, collection: str) -> list[str]:
@@ -234,33 +176,11 @@ class Undoing:
         """What brings the options of a collection back."""
         former = next(each for each in self.row["before"]["options"] if each["name"] == collection)["options"]
         now = before.options_of(self.database)[collection]["options"]
-        commands: list[dict[str, Any]] = []
-        images = "changeStreamPreAndPostImages"
-        if collection in self.row["images_made"] and now.get(images) != former.get(images):
-            commands.append({images: former.get(images, {"enabled": False})})
-        if collection in self.row["validated"] and any(
-            now.get(name) != former.get(name) for name in _OPTIONS
-        ):
-            commands.append({name: former.get(name, _NONE[name]) for name in _OPTIONS})
-        return commands
+        if collection in self.row["images_made"] and now.get(IMAGES) != former.get(IMAGES):
+            return [{IMAGES: former.get(IMAGES, {"enabled": False})}]
+        return []
 
     def _state(self) -> list[str]:
-        """The collections that came with the plan: Treadle's own, and those that its patterns fill."""
+        """Treadle's own collections that came with the plan."""
         names = set(self.database.list_collection_names()) - set(self.row["before"]["names"])
-        own = {*self.row["collections_made"], *own_state.made(self.database, names, self.row)}
-        former = before.former_of(self.plan.id, "")
-        return sorted(name for name in names if name in own or name.startswith(former))
-
-
-def _is_missing(expression: str) -> dict[str, Any]:
-    return {"$eq": [{"$type": expression}, "missing"]}
-
-
-def _reordered() -> dict[str, Any]:
-    """The document with the fields that it had before first, in the order that they had."""
-    pairs = {"$objectToArray": "$$ROOT"}
-    known = {"$filter": {"input": pairs, "cond": {"$eq": ["$$this.k", "$$key"]}}}
-    former = {"$map": {"input": "$$new.keys", "as": "key", "in": {"$first": known}}}
-    there = {"$filter": {"input": former, "cond": {"$ne": [{"$ifNull": ["$$this", None]}, None]}}}
-    since = {"$filter": {"input": pairs, "cond": {"$not": [{"$in": ["$$this.k", "$$new.keys"]}]}}}
-    return {"$arrayToObject": {"$concatArrays": [there, since]}}
+        return sorted(own_state.made(self.database, names, self.row))

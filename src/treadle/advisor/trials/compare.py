@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -12,20 +11,17 @@ from pymongo.database import Database
 
 from treadle.advisor.reading import Refused
 from treadle.advisor.trials.declared import Patterns
-from treadle.advisor.trials.full_size import grown, growth
 from treadle.advisor.trials.perform import Row, reading_view, timed
 from treadle.advisor.trials.results import Measured, RequestResult, Side
 from treadle.advisor.trials.rewrite import Rewritten, rewrite
 from treadle.advisor.trials.statistics import quantile, ranged, ratio, typical
 from treadle.advisor.trials.units import Group, Unit, describe
-from treadle.advisor.trials.walks import always
 
 ROUNDS = 9
 ROUNDS_MIN = 4
 # A machine that does other things interrupts some runs; the best of a few says what the request takes.
 BEST_OF = 3
 GROUP_SECONDS_MAX = 5.0
-ROUND_TRIPS = 5
 # Where others write meanwhile, answers that differ are compared again as often.
 ATTEMPTS_MAX = 5
 
@@ -53,14 +49,12 @@ def compare_reads(
     group_seconds_max: float = GROUP_SECONDS_MAX,
     count: Count | None = None,
     settle: Callable[[], object] | None = None,
-    largest: float = inf,
 ) -> tuple[list[RequestResult], list[str]]:
     """Run the reads of each group in both ways; the results, and what could not be run.
 
     `seconds` is how long the recording took. `before` and `after` may be the
     same database, once the patterns are set up there. With `settle`, others
     write meanwhile: two answers that differ are compared again after it.
-    `largest` is how many times as large as its copy a collection is at most.
     """
     results: list[RequestResult] = []
     notes: list[str] = []
@@ -68,7 +62,7 @@ def compare_reads(
     for group in groups:
         pairs, reason = _pairs(group, patterns)
         if pairs:
-            comparison = _Comparison(*views, group, pairs, rounds, group_seconds_max, count, settle, largest)
+            comparison = _Comparison(*views, group, pairs, rounds, group_seconds_max, count, settle)
             outcome = comparison.run(seconds)
             if isinstance(outcome, RequestResult):
                 results.append(outcome)
@@ -90,7 +84,7 @@ def count_differences(
                 answers = timed(one, pair.unit)[1], timed(other, pair.after.requests)[1]
             except Refused:
                 continue
-            if not pair.after.applies(answers[0]):
+            if pair.after.applies is not None and not pair.after.applies(answers[0]):
                 continue
             compared += 1
             different += not pair.after.same(*answers)
@@ -145,7 +139,6 @@ class _Comparison:
     seconds_max: float
     count: Count | None
     settle: Callable[[], object] | None
-    largest: float
 
     def run(self, seconds: float) -> RequestResult | str:
         """The result of one group; a sentence where nothing could be compared."""
@@ -154,11 +147,10 @@ class _Comparison:
         begin = perf_counter()
         for pair in self.pairs:
             try:
-                if pair.after.applies is not always and not pair.after.applies(
-                    timed(self.before, pair.unit)[1]
-                ):
+                applies = pair.after.applies
+                if applies is not None and not applies(timed(self.before, pair.unit)[1]):
                     apart += 1
-                    refused = "its reads do not belong together, or do not go the whole way"
+                    refused = "its reads do not belong together"
                     continue
                 different += not self._same(pair)
             except Refused as error:
@@ -177,9 +169,7 @@ class _Comparison:
             self._work(self.before, lambda pair: pair.unit),
             self._work(self.after, lambda pair: pair.after.requests),
         )
-        larger = growth(self._recorded_examined(), works[0].examined, works[1].examined, self.largest)
-        one = self._for_the_whole(times[0], larger.before, works[0])
-        other = self._for_the_whole(times[1], larger.after, works[1])
+        one, other = times
         return RequestResult(
             "read",
             describe(usable[0].unit),
@@ -189,10 +179,10 @@ class _Comparison:
             len(usable),
             len(usable),
             different,
-            side(one, works[0].commands, works[0].examined * larger.before, works[0].bytes),
-            side(other, works[1].commands, works[1].examined * larger.after, works[1].bytes),
-            larger.widened(ratio(one, other)),
-            " ".join(filter(None, [usable[0].after.note, larger.note])),
+            side(one, works[0].commands, works[0].examined, works[0].bytes),
+            side(other, works[1].commands, works[1].examined, works[1].bytes),
+            ratio(one, other),
+            usable[0].after.note,
         )
 
     def _same(self, pair: Pair) -> bool:
@@ -249,21 +239,6 @@ class _Comparison:
 
         counted = self.count(database, work)
         return _Work(*(each / len(self.pairs) for each in counted))
-
-    def _recorded_examined(self) -> float:
-        return sum(each.examined for pair in self.pairs for each in pair.unit) / len(self.pairs)
-
-    def _for_the_whole(self, times: list[list[float]], factor: float, work: _Work) -> list[list[float]]:
-        if factor == 1.0:
-            return times
-        trips = [_seconds(lambda: self.before.command("ping")) for _ in range(ROUND_TRIPS)]
-        return grown(times, factor, work.commands * min(trips))
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    begin = perf_counter()
-    act()
-    return perf_counter() - begin
 
 
 def side(times: list[list[float]], commands: float, examined: float, answered: float) -> Side:

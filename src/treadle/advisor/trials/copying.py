@@ -28,7 +28,6 @@ BATCH_BYTES_MAX = 16_000_000
 KEYS_PER_READ = 5_000
 # Families that are larger than the number of documents asked for may exceed it by so much.
 EXCESS = 1.5
-SERIES_MAX = 50_000
 _RAW: Any = CodecOptions(document_class=RawBSONDocument)
 _DUPLICATE = 11000
 
@@ -150,10 +149,6 @@ class Copier:
     def _copy_drawn(self, step: Step, share: float, order: Sequence[Step]) -> None:
         """Of a collection without parents: those named, those with most children, and a uniform sample."""
         name = step.collection
-        series = self.scan.collections[name].series
-        if series is not None and not any(each.main and each.main.parent == name for each in order):
-            self._copy_series(name, series.key, share, order)
-            return
         children = [each.main for each in order if each.main is not None and each.main.parent == name]
         conditions: list[Mapping[str, Any]] = []
         for key in {"_id", *(each.key for each in children)}:
@@ -170,23 +165,6 @@ class Copier:
             [{"$group": {"_id": f"${relation.path}", "n": {"$sum": 1}}}, {"$sort": {"n": -1}}, {"$limit": 2}],
         )
         return next((row["_id"] for row in rows if row["_id"] is not None), None)
-
-    def _copy_series(self, name: str, key: str, share: float, order: Sequence[Step]) -> None:
-        """Whole series: the longest, those that are named, and others up to the share."""
-        rows = self._aggregate(
-            name,
-            [{"$group": {"_id": f"${key}", "n": {"$sum": 1}}}, {"$sort": {"n": -1}}, {"$limit": SERIES_MAX}],
-        )
-        budget = share * sum(row["n"] for row in rows)
-        wanted = set(self.named.get((name, key), {}))
-        chosen = [row for number, row in enumerate(rows) if number == 0 or repr(row["_id"]) in wanted]
-        spent = sum(row["n"] for row in chosen)
-        for row in rows[:: max(1, round(1 / share))]:
-            if spent < budget and row not in chosen:
-                chosen.append(row)
-                spent += row["n"]
-        values = [row["_id"] for row in chosen]
-        self._copy(name, [{key: {"$in": list(part)}} for part in batched(values, KEYS_PER_READ)], order)
 
     def _complete_parents(self, order: Sequence[Step]) -> None:
         """Copy the other parents that children name."""
@@ -285,15 +263,12 @@ def make_indexes(
             notes.append(f"The index {index['name']} of {name} could not be made on the copy.")
 
 
-def clone(
-    source: Database[Any], target: Database[Any], names: Sequence[str], renamed: Mapping[str, str]
-) -> None:
-    """Copy collections with their indexes within one server; those renamed without them."""
+def clone(source: Database[Any], target: Database[Any], names: Sequence[str]) -> None:
+    """Copy collections with their indexes within one server."""
     for name in names:
         indexes = list(source[name].list_indexes())
-        source[name].aggregate([{"$out": {"db": target.name, "coll": renamed.get(name, name)}}])
-        if name not in renamed:
-            make_indexes(target, name, indexes, [])
+        source[name].aggregate([{"$out": {"db": target.name, "coll": name}}])
+        make_indexes(target, name, indexes, [])
 
 
 def _batches(documents: Iterator[Any]) -> Iterator[list[Any]]:

@@ -27,12 +27,6 @@ def why_not(request: Request, patterns: Patterns) -> str | None:
             reason = _of_source(request, isinstance(each, First))
             if reason is not None:
                 return reason
-    for tree in patterns.trees:
-        if request.collection == tree.collection and tree.collection in joined:
-            return "it walks part of the way, or asks for the depth"
-    for readings in patterns.readings:
-        if request.collection == readings.source:
-            return "it does not ask for whole windows or times of one series"
     return None
 
 
@@ -57,7 +51,7 @@ def _condition(request: Request) -> Mapping[str, Any]:
 def _joined(request: Request) -> list[str]:
     stages = request.body.get("pipeline")
     bodies = [
-        stage.get("$lookup", stage.get("$graphLookup"))
+        stage.get("$lookup")
         for stage in (stages if isinstance(stages, list) else [])
         if isinstance(stage, Mapping)
     ]

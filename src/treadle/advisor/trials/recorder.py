@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +40,6 @@ from treadle.advisor.trials.profiler_level import (
     set_back,
 )
 from treadle.advisor.trials.profiler_rows import Truncated, collection_of, parse, session_of
-from treadle.advisor.trials.redaction import Redactor
 from treadle.advisor.trials.workload_file import Request
 from treadle.errors import DataError, UsageError
 
@@ -57,10 +55,6 @@ SESSIONS_MAX = 100_000
 # Events of the change stream that are read before the profiler is looked at again.
 EVENTS_MAX = 10_000
 INSERTS_WAITING_MAX = 10_000
-# The fixed load by which a recording measures its own cost.
-LOAD_BLOCKS = 20
-LOAD_READS = 20
-LOAD_MILLISECONDS_MAX = 5_000
 # What still comes in when the time is over.
 DRAIN_SECONDS_MAX = 2.0
 
@@ -82,8 +76,6 @@ class Recorded:
     lost: int
     bytes: int
     complete: bool
-    # A fixed load with the recording over one without; None where there was nothing to read.
-    cost_ratio: float | None
     former_level: int
     # Says that an earlier recording was killed, and that its level was set back first.
     mended: str = ""
@@ -94,7 +86,6 @@ def record(
     path: Path,
     *,
     seconds: float = 60.0,
-    redact: bool = False,
     force: bool = False,
     bytes_max: int = FILE_BYTES_MAX,
     progress: Progress | None = None,
@@ -118,9 +109,7 @@ def record(
     is_set_back = True
     try:
         with _output(path, force) as file:
-            recording = _Recording(
-                reading_view(database), file, former, Redactor(os.urandom(32)) if redact else None, bytes_max
-            )
+            recording = _Recording(reading_view(database), file, former, bytes_max)
             recorded = recording.run(path, seconds, progress or (lambda elapsed, operations: None))
             return replace(recorded, mended=mended)
     except DataError as error:
@@ -170,7 +159,6 @@ class _Recording:
     database: Database[Any]
     file: BinaryIO
     former: Level
-    redactor: Redactor | None
     bytes_max: int
     # By the server's clock, as the profiler's times are.
     started: datetime = datetime(1970, 1, 1, tzinfo=UTC)
@@ -189,15 +177,13 @@ class _Recording:
     full: bool = False
 
     def run(self, path: Path, seconds: float, progress: Progress) -> Recorded:
-        self._begin()
-        complete, ratio = True, None
-        begin = time.monotonic()
+        complete = True
         stream = self._change_stream()
         try:
+            self._begin()
+            begin = time.monotonic()
             # An interruption may come at once: from here on the level is set back.
             try:
-                ratio = self._own_cost()
-                self._begin()
                 raise_level(self.database, self.former)
                 begin = time.monotonic()
                 self._follow(stream, begin, seconds, progress)
@@ -212,7 +198,7 @@ class _Recording:
         self._finish_inserts()
         recorded = Recorded(
             path, elapsed, self.reads + self.writes, self.reads, self.writes, self.truncated,
-            self.without_body, self.lost + self.full, self.written, complete, ratio, self.former.level,
+            self.without_body, self.lost + self.full, self.written, complete, self.former.level,
         )  # fmt: skip
         self._write(
             workload_file.end_line(
@@ -222,23 +208,16 @@ class _Recording:
                 without_body=self.without_body,
                 lost=recorded.lost,
                 complete=complete,
-                cost_ratio=None if ratio is None else round(ratio, 3),
             )
         )
         return recorded
 
     def _begin(self) -> None:
-        """Write the header; once more when the recording really begins, as its times count from then."""
+        """Write the header; the times of requests count from now."""
         self.started = hello(self.database.client)["localTime"].replace(tzinfo=UTC)
         header = workload_file.header_line(
-            self.database.name,
-            self.started,
-            self.redactor is not None,
-            profiler_before=self.former.as_command(),
+            self.database.name, self.started, profiler_before=self.former.as_command()
         )
-        self.file.seek(0)
-        self.file.truncate()
-        self.written = 0
         self._write(header)
         self.file.flush()
 
@@ -384,7 +363,7 @@ class _Recording:
 
     def _emit(self, request: Request) -> None:
         try:
-            line = (self.redactor.redact(request) if self.redactor else request).as_line()
+            line = request.as_line()
         except (TypeError, ValueError, OverflowError, RecursionError):
             self.truncated += 1
             return
@@ -401,42 +380,3 @@ class _Recording:
         data = line.encode() + b"\n"
         self.written += len(data)
         self.file.write(data)
-
-    # -- its own cost ----------------------------------------------------------------------------
-
-    def _own_cost(self) -> float | None:
-        """The time of a fixed load with the profiler at level 2 over that without, in alternating blocks."""
-        collection = self._collection()
-        if collection is None or self.former.level == EVERYTHING:
-            return None
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for number in range(LOAD_BLOCKS):
-            raised = number % 2 == 1
-            if raised:
-                raise_level(self.database, self.former)
-            else:
-                set_back(self.database, self.former)
-            for _ in range(LOAD_READS):
-                start = time.perf_counter()
-                try:
-                    translate_errors(lambda: _read_one(collection))
-                except Refused:
-                    return None
-                times[raised].append(time.perf_counter() - start)
-        return statistics.median(times[True]) / statistics.median(times[False])
-
-    def _collection(self) -> Any:
-        try:
-            names = translate_errors(
-                lambda: self.database.list_collection_names(
-                    filter={"type": "collection"}, comment=COMMENT, maxTimeMS=COMMAND_MILLISECONDS_MAX
-                )
-            )
-        except Refused:
-            return None
-        plain = sorted(name for name in names if not name.startswith(("system.", "treadle.")))
-        return self.database[plain[0]] if plain else None
-
-
-def _read_one(collection: Any) -> list[Any]:
-    return list(collection.find({}, {"_id": 1}, comment=COMMENT, max_time_ms=LOAD_MILLISECONDS_MAX).limit(1))

@@ -97,7 +97,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """One finding, or several together, tried on the copy."""
+    """One finding, tried on the copy."""
 
     code: str
     place: str
@@ -132,7 +132,6 @@ class WorkloadSummary:
     operations: int
     reads: int
     writes: int
-    redacted: bool = False
     complete: bool = True
 
 
@@ -147,26 +146,18 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """All findings that were tried, and those that pay tried together."""
+    """All findings that were tried."""
 
     database: str
     server_version: str
     workload: WorkloadSummary
     copied: tuple[Copied, ...]
     results: tuple[TrialResult, ...]
-    together: TrialResult | None = None
     notes: tuple[str, ...] = ()
-    # Patterns that the application declares already: "do" is to keep, "do not" to drop one.
-    declared: tuple[TrialResult, ...] = ()
 
     @property
     def documents(self) -> int:
         return sum(each.documents for each in self.copied)
-
-    @property
-    def supported(self) -> tuple[TrialResult, ...]:
-        """The results that a plan may follow."""
-        return tuple(each for each in self.results if each.verdict == "do")
 
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.advisor.trials.answers import (
-    RESERVED,
     at,
     same,
     same_embedded,
@@ -23,11 +22,9 @@ from treadle.advisor.trials.answers import (
     without,
 )
 from treadle.advisor.trials.children import ChildrenRewriter
-from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Readings, Value
+from treadle.advisor.trials.declared import Card, First, Patterns, Value
 from treadle.advisor.trials.grouping import filter_of, grouping
 from treadle.advisor.trials.joins import JoinRewriter
-from treadle.advisor.trials.readings import summarised, unwound
-from treadle.advisor.trials.walks import Walk, always, goes_on, graph_walk, step_walk
 from treadle.advisor.trials.workload_file import Request
 
 Row = Mapping[str, Any]
@@ -45,8 +42,8 @@ class Rewritten:
     # In words, without values.
     label: str
     note: str = ""
-    # Whether the answers before show that it takes the place of these very requests.
-    applies: Callable[[Sequence[Answer]], bool] = always
+    # Whether the answers before show that it takes the place of these very requests; None if it always does.
+    applies: Callable[[Sequence[Answer]], bool] | None = None
 
 
 def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten | None:
@@ -56,7 +53,7 @@ def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten 
     if not first.is_read:
         return None
     if len(requests) > 1:
-        return _followed(requests, patterns) or _walk(step_walk(requests, patterns.trees))
+        return _followed(requests, patterns)
     if first.body.get("collation"):
         # By a collation other documents may be equal than those that a value was kept for.
         return _joined(first, patterns.cards)
@@ -65,22 +62,7 @@ def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten 
         or _first_few(first, patterns.firsts)
         or _joined(first, patterns.cards)
         or _children(first, patterns)
-        or _walk(graph_walk(first, patterns.trees))
-        or _long_array(first, patterns.arrays)
-        or _readings(first, patterns.readings)
     )
-
-
-def goes_with(first: Request, other: Request, patterns: Patterns) -> bool:
-    """Whether a read belongs to the unit that the first began."""
-    return follows(first, other, patterns) is not None or goes_on(first, other, patterns.trees)
-
-
-def _walk(walk: Walk | None) -> Rewritten | None:
-    if walk is None:
-        return None
-    after, compare, whole, label = walk
-    return Rewritten((after,), compare, label, applies=whole)
 
 
 def follows(first: Request, other: Request, patterns: Patterns) -> Card | None:
@@ -380,59 +362,6 @@ def _children(request: Request, patterns: Patterns) -> Rewritten | None:
         f"{request.collection}: read of {', '.join(sorted(children.used))}",
         _cut(children.whole, sources),
     )
-
-
-# -- Outlier ------------------------------------------------------------------------------------
-
-
-def _long_array(request: Request, arrays: Sequence[LongArray]) -> Rewritten | None:
-    """A read of a document with a long array gets its first part; the rest is asked for by page."""
-    for array in arrays:
-        if array.collection != request.collection or request.operation != "find":
-            continue
-        projection = request.body.get("projection") or {}
-        included = any(map(_includes, projection.values()))
-        if included and array.place not in projection:
-            continue
-        if array.place in projection and not _includes(projection[array.place]):
-            continue
-
-        def compare(before: Sequence[Answer], later: Sequence[Answer], array: LongArray = array) -> bool:
-            def plain(rows: Answer) -> list[dict[str, Any]]:
-                return [without(row, array.place, *array.added, RESERVED) for row in rows]
-
-            def begins(one: Row, other: Row) -> bool:
-                items, held = at(one, array.place) or [], at(other, array.place) or []
-                return bool(items) == bool(held) and same(items[: len(held)], held)
-
-            return same_rows(plain(before[0]), plain(later[0]), ordered=True) and all(
-                map(begins, before[0], later[0])
-            )
-
-        note = (
-            f"The document holds the first {array.limit:,} items of {array.place}; a reader that shows more "
-            "asks for them by page."
-        )
-        return Rewritten(
-            (request,), compare, f"{array.collection}: read of the first part of {array.place}", note
-        )
-    return None
-
-
-# -- Bucket -------------------------------------------------------------------------------------
-
-
-def _readings(request: Request, collections: Sequence[Readings]) -> Rewritten | None:
-    """A `$group` over windows becomes a read of statistics, a find one of the buckets that it touches."""
-    for readings in collections:
-        if readings.source != request.collection:
-            continue
-        if (summary := summarised(request, readings)) is not None:
-            label = f"{readings.collection}: read of {readings.names['stats']}"
-            return Rewritten((summary[0],), summary[1], label)
-        if (found := unwound(request, readings)) is not None:
-            return Rewritten((found[0],), found[1], f"{readings.collection}: readings of the buckets")
-    return None
 
 
 # -- indexes ------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from treadle.advisor.trials.page import days
 from treadle.advisor.trials.results import RequestResult, TrialReport, TrialResult
 from treadle.advisor.trials.verdict import digits, times
 from treadle.advisor.wording import duration, number, plural, size
@@ -26,8 +25,6 @@ def show(report: TrialReport, console: Console) -> None:
             f"{duration(report.workload.seconds)}, tried on a copy of {copied}"
         )
     )
-    for each in report.declared:
-        console.print(Text(shown(f"declared already, {each.key}: {each.reason}")))
     if report.results:
         _show_results(report, console)
     else:
@@ -37,7 +34,6 @@ def show(report: TrialReport, console: Console) -> None:
 
 
 def _show_results(report: TrialReport, console: Console) -> None:
-    shown_results = [*report.results, *([report.together] if report.together else [])]
     # Over several lines rather than cut, as --only takes it whole.
     finding = Column("finding", overflow="fold", ratio=1)
     figures = [
@@ -45,12 +41,12 @@ def _show_results(report: TrialReport, console: Console) -> None:
         for head in ("faster", "saved/day", "cost/day", "pays after")
     ]
     table = Table(Column("verdict", no_wrap=True), finding, *figures, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for each in shown_results:
-        table.add_row(*_row(each, each is report.together))
+    for each in report.results:
+        table.add_row(*_row(each))
     console.print(table)
-    for each in shown_results:
+    for each in report.results:
         console.print()
-        console.print(Text(shown(f"{_name(each, each is report.together)}: {each.verdict}. {each.reason}")))
+        console.print(Text(shown(f"{each.key}: {each.verdict}. {each.reason}")))
         for request in each.requests:
             _show_request(request, console)
         if each.storage is not None:
@@ -69,21 +65,23 @@ def _line(line: str, level: int, console: Console) -> None:
     console.print(Padding(Text(shown(line)), (0, 0, 0, 2 * level), expand=False))
 
 
-def _name(each: TrialResult, together: bool) -> str:
-    return "together" if together else each.key
-
-
-def _row(each: TrialResult, together: bool) -> list[Text]:
-    cells = [each.verdict, shown(_name(each, together))]
+def _row(each: TrialResult) -> list[Text]:
+    cells = [each.verdict, shown(each.key)]
     if each.ratio is not None:
         cells += [
             f"{digits(each.ratio.value)}×",
             f"{each.gain_seconds_per_day:,.1f} s",
             f"{each.cost_seconds_per_day:,.1f} s",
         ]
-        cells.append("" if each.break_even_days is None else days(each.break_even_days))
+        cells.append("" if each.break_even_days is None else _days(each.break_even_days))
     cells += [""] * (6 - len(cells))
     return [Text(cells[0], style=_STYLES[each.verdict]), *map(Text, cells[1:])]
+
+
+def _days(value: float) -> str:
+    """When a change has paid: "at once" for less than a minute."""
+    seconds = value * 86_400
+    return "at once" if seconds < 60 else duration(seconds)
 
 
 def _show_request(each: RequestResult, console: Console) -> None:

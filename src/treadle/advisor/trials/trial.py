@@ -19,26 +19,22 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from treadle.advisor.interface import Finding
-from treadle.advisor.plans.models import combine, load_models
-from treadle.advisor.reading import Refused
+from treadle.advisor.plans.kinds import BY_APPLICATION
+from treadle.advisor.plans.models import combine, fields_kept_by_hand, load_models
 from treadle.advisor.report import Report
-from treadle.advisor.trials.answers import without
 from treadle.advisor.trials.compare import ROUNDS, compare_reads, count_differences
 from treadle.advisor.trials.copying import Copier, clone
-from treadle.advisor.trials.counting import counter_of
 from treadle.advisor.trials.declared import Patterns, patterns_of
-from treadle.advisor.trials.declared_already import Derived, first_alone, instead, shows, single, still_pays
 from treadle.advisor.trials.families import collections_of, touched
-from treadle.advisor.trials.perform import Row, perform, reading_view
+from treadle.advisor.trials.perform import Row
 from treadle.advisor.trials.results import Copied, RequestResult, TrialReport, TrialResult
-from treadle.advisor.trials.rewrite import Answer, Rewritten, rewrite
+from treadle.advisor.trials.rewrite import Rewritten
 from treadle.advisor.trials.rewrite import unchanged as unchanged_read
 from treadle.advisor.trials.storage import checkpoint, collection_sizes, compared_storage
-from treadle.advisor.trials.tokens import restored
 from treadle.advisor.trials.units import Collector, Group, Unit, collect, reads_of, writes_of
 from treadle.advisor.trials.values import values
 from treadle.advisor.trials.verdict import Trial, judge
-from treadle.advisor.trials.workload_file import Request, Workload
+from treadle.advisor.trials.workload_file import Workload
 from treadle.advisor.trials.writes import ROUNDS as WRITE_ROUNDS
 from treadle.advisor.trials.writes import WriteTrial
 from treadle.errors import TreadleError, UsageError
@@ -51,11 +47,8 @@ PROFILE_BYTES = 32_000_000
 # The copy is small, and whoever tries may have little memory: the least cache that a server takes.
 SMALL_SERVER = ("--wiredTigerCacheSizeGB=0.25",)
 BEFORE = "before"
-# Findings that change how the server finds documents and not what is asked.
-INDEX_CODES = frozenset({"query-without-index", "case-insensitive-search"})
-TOGETHER = "together"
-# As plans do: the writers of a database that is only now looked at do not use Treadle.
-MAINTAIN = "stream"
+# The finding that changes how the server finds documents and not what is asked.
+INDEX_CODE = "query-without-index"
 
 Progress = Callable[[str, int, int], None]
 # The reads and the writes of a trial.
@@ -81,16 +74,12 @@ def try_findings(
     documents: int = DOCUMENTS,
     progress: Progress | None = None,
     rounds: int = ROUNDS,
-    models: Sequence[type[Document]] = (),
-    maintain: str = MAINTAIN,
 ) -> TrialReport:
-    """Try the findings of a scan, each by itself and those that pay together.
+    """Try the findings of a scan, each by itself.
 
     `only` names findings as `CODE@PLACE`, or by their code alone. What cannot
-    be tried is in the report too, without evidence. `models` are those that
-    the application declares already; whether each pattern in them still pays
-    is in `declared` of the report. With `maintain="stream"` writes go on as they
-    are and a worker follows; with `"write"` every writer uses the Store.
+    be tried is in the report too, without evidence. Clients write as they do,
+    and a worker follows.
     """
     findings = select(report, only)
     say = progress or (lambda what, done, total: None)
@@ -98,32 +87,21 @@ def try_findings(
     # By the finding itself: two may have one name.
     results: dict[int, TrialResult] = {}
     for finding in findings:
-        made = _candidate(report, finding, maintain)
+        made = _candidate(report, finding)
         if isinstance(made, Candidate):
             ready.append(made)
         else:
             results[id(finding)] = _without_evidence(finding, made)
     summary = workload.summary()
-    together = None
     notes: list[str] = []
     copied: tuple[Copied, ...] = ()
-    declared: list[TrialResult] = []
-    if ready or models:
+    if ready:
         with _private() as client:
-            bench = _Bench(client, report, workload, summary.seconds, say, rounds, maintain)
-            copied = bench.copy(database, ready, documents, workload.redacted)
-            singles = single(patterns_of(models)) if models else []
-            declared_already, candidates = bench.collect(singles, ready)
-            for (derived, patterns), requests in zip(singles, declared_already, strict=True):
-                say(f"{derived.collection}.{derived.place}", len(declared), len(singles))
-                declared.append(bench.try_declared(derived, models, patterns, requests))
-            for number, (candidate, requests) in enumerate(zip(ready, candidates, strict=True)):
-                say(_key(candidate.finding), number, len(ready))
+            bench = _Bench(client, report, workload, summary.seconds, say, rounds)
+            copied = bench.copy(database, ready, documents)
+            for number, (candidate, requests) in enumerate(zip(ready, bench.collect(ready), strict=True)):
+                say(candidate.finding.key, number, len(ready))
                 results[id(candidate.finding)] = bench.try_one(candidate, requests)
-            paying = [each for each in ready if results[id(each.finding)].verdict == "do"]
-            if len(paying) > 1:
-                say(TOGETHER, len(ready), len(ready))
-                together = bench.try_together(paying)
             notes += bench.notes
     return TrialReport(
         report.scan.database,
@@ -131,9 +109,7 @@ def try_findings(
         summary,
         copied,
         tuple(results[id(each)] for each in findings),
-        together,
         tuple(dict.fromkeys(notes)),
-        tuple(declared),
     )
 
 
@@ -141,30 +117,33 @@ def select(report: Report, only: Iterable[str]) -> list[Finding]:
     """The findings that are named; all of them where none is."""
     names = list(only)
     chosen_findings = [
-        each for each in report.findings if not names or _key(each) in names or each.code in names
+        each for each in report.findings if not names or each.key in names or each.code in names
     ]
-    known = {name for each in report.findings for name in (_key(each), each.code)}
+    known = {name for each in report.findings for name in (each.key, each.code)}
     for name in names:
         if name not in known:
             raise UsageError(
                 f"The scan has no finding {name!r}; it has "
-                f"{', '.join(map(_key, report.findings)) or 'none'}.",
+                f"{', '.join(each.key for each in report.findings) or 'none'}.",
                 code="finding-unknown",
             )
     return chosen_findings
-
-
-def _key(finding: Finding) -> str:
-    return f"{finding.code}@{finding.where}"
 
 
 def _without_evidence(finding: Finding, reason: str) -> TrialResult:
     return TrialResult(finding.code, finding.where, finding.declaration, "no evidence", reason)
 
 
-def _candidate(report: Report, finding: Finding, maintain: str) -> Candidate | str:
+def _candidate(report: Report, finding: Finding) -> Candidate | str:
     """The models of a finding; a sentence where it cannot be tried."""
-    combined = combine(report.scan, [finding], maintain)
+    if finding.code in BY_APPLICATION:
+        return f"It is left to the application. {BY_APPLICATION[finding.code]}"
+    if kept := fields_kept_by_hand(report.scan, finding):
+        return (
+            f"Programs write {', '.join(kept)} themselves; declare it in the application's models, "
+            "then run setup() and repair()."
+        )
+    combined = combine(report.scan, [finding])
     if combined.left_out:
         return f"It cannot be tried: {combined.left_out[0][1]}"
     try:
@@ -172,7 +151,7 @@ def _candidate(report: Report, finding: Finding, maintain: str) -> Candidate | s
         patterns = patterns_of(models)
     except TreadleError as error:
         return f"Its declaration is refused ({error.code})."
-    if patterns.empty and finding.code not in INDEX_CODES:
+    if patterns.empty and finding.code != INDEX_CODE:
         return "A trial has no way to try it: it changes no request."
     return Candidate(finding, models, patterns, combined.text)
 
@@ -198,18 +177,15 @@ class _Bench:
 
     client: MongoClient[Any]
     report: Report
-    workload: Iterable[Request]
+    workload: Workload
     seconds: float
     say: Progress
     rounds: int
-    maintain: str
     notes: list[str] = field(default_factory=list)
     # Whether the copy holds what a unit names.
     usable: Callable[[Unit], bool] = lambda unit: True
     # How many documents one on the copy stands for.
     scale: float = 1.0
-    # And of the collection of which least was copied.
-    largest: float = 1.0
     number: int = 0
 
     @property
@@ -217,165 +193,47 @@ class _Bench:
         return self.client[BEFORE]
 
     def copy(
-        self, database: Database[Any], candidates: Sequence[Candidate], documents: int, redacted: bool
+        self, database: Database[Any], candidates: Sequence[Candidate], documents: int
     ) -> tuple[Copied, ...]:
         names, named = touched(self.workload)
         for candidate in candidates:
             names |= {candidate.finding.collection, *candidate.patterns.collections}
         scanned = self.report.scan.collections
         present = sorted(name for name in names if name in scanned and scanned[name].plain)
-        known = {} if redacted else named
-        copier = Copier(database, self.before, self.report.scan, documents, known, self.say)
+        copier = Copier(database, self.before, self.report.scan, documents, named, self.say)
         preferred = [(each.finding.collection, each.finding.path) for each in candidates]
         copied = copier.run(present, preferred)
-        if not redacted:
-            self.usable = lambda unit: all(map(copier.holds, unit))
+        self.usable = lambda unit: all(map(copier.holds, unit))
         self.notes += copier.notes
-        if redacted:
-            self.workload = restored(self.workload, self._commonest)
-            self.notes.append(
-                "The workload is redacted: values of the copy take the place of its tokens, the commonest "
-                "for the commonest."
-            )
-        self.largest = max((each.of / max(1, each.documents) for each in copied), default=1.0)
         self.scale = sum(each.of for each in copied) / max(1, sum(each.documents for each in copied))
         _widen_profile(self.before)
         return copied
 
-    def _commonest(self, collection: str, path: str, number: int) -> list[Any]:
-        """The values of a field on the copy, the commonest first; none where the server cannot tell."""
-        pipeline = [
-            {"$unwind": f"${path}"},
-            {"$group": {"_id": f"${path}", "n": {"$sum": 1}}},
-            {"$sort": {"n": -1, "_id": 1}},
-            {"$limit": max(1, number)},
-        ]
-        try:
-            rows = perform(
-                reading_view(self.before), Request("aggregate", collection, {"pipeline": pipeline})
-            )
-        except Refused:
-            # A path that goes through an operator, for instance.
-            return []
-        return [row["_id"] for row in rows]
-
-    def collect(
-        self, declared: Sequence[tuple[Derived, Patterns]], candidates: Sequence[Candidate]
-    ) -> tuple[list[Requests], list[Requests]]:
+    def collect(self, candidates: Sequence[Candidate]) -> list[Requests]:
         """The requests that each trial takes, in one pass over the workload."""
-        first = [
-            (Collector(patterns, lambda unit, of=derived: shows(unit, of)), writes_of(patterns))  # type: ignore[misc]
-            for derived, patterns in declared
-        ]
-        second = [_collectors(each) for each in candidates]
-        self._collect([each for pair in (*first, *second) for each in pair])
-        for candidate, (reads, _) in zip(candidates, second, strict=True):
-            key = _key(candidate.finding)
+        pairs = [_collectors(each) for each in candidates]
+        collectors = [each for pair in pairs for each in pair]
+        for each in collectors:
+            each.usable = self.usable
+        collect(self.workload, collectors)
+        for candidate, (reads, _) in zip(candidates, pairs, strict=True):
+            key = candidate.finding.key
             if reads.left_out:
                 self.notes.append(f"{key}: {reads.left_out:,} reads of still other shapes are left out.")
             self.notes += [
                 f"{key} does not change {count:,} × {text}" for text, count in reads.missed.items()
             ]
-        return (
-            [(reads.groups(), writes.groups()) for reads, writes in first],
-            [(reads.groups(), writes.groups()) for reads, writes in second],
-        )
-
-    def _collect(self, collectors: Sequence[Collector]) -> None:
-        for each in collectors:
-            each.usable = self.usable
-        collect(self.workload, collectors)
+        return [(reads.groups(), writes.groups()) for reads, writes in pairs]
 
     def try_one(self, candidate: Candidate, requests: Requests) -> TrialResult:
         finding = candidate.finding
         names = (finding.code, finding.where, candidate.text)
-        return self._try(candidate.models, candidate.patterns, names, requests)
-
-    def try_together(self, candidates: Sequence[Candidate]) -> TrialResult | None:
-        combined = combine(self.report.scan, [each.finding for each in candidates], self.maintain)
-        self.notes += [
-            f"{_key(finding)} is not part of the trial together: {reason}"
-            for finding, reason in combined.left_out
-        ]
-        places = ", ".join(_key(each) for each in combined.findings)
-        try:
-            models = load_models(combined.text)
-            patterns = patterns_of(models)
-            indexes = [_collectors(each) for each in candidates if each.patterns.empty]
-            changed, followed = reads_of(patterns), writes_of(patterns)
-
-            def rewritten(unit: Unit) -> Rewritten | None:
-                scans = any(reads.wanted(unit) for reads, _ in indexes)
-                return rewrite(unit, patterns) or (_beside(unit, patterns) if scans else None)
-
-            reads = replace(changed, wanted=lambda unit: rewritten(unit) is not None)
-            writes = replace(
-                followed,
-                wanted=lambda unit: followed.wanted(unit) or any(each.wanted(unit) for _, each in indexes),
-            )
-            self._collect([reads, writes])
-            requests = reads.groups(), writes.groups()
-            return self._try(models, patterns, (TOGETHER, places, combined.text), requests, rewritten)
-        except TreadleError as error:
-            self.notes.append(f"The findings cannot be declared together ({error.code}).")
-            return None
-
-    # -- what is declared already ----------------------------------------------------------------
-
-    def try_declared(
-        self, derived: Derived, models: Sequence[type[Document]], patterns: Patterns, requests: Requests
-    ) -> TrialResult:
-        """Whether one derived value of the application's models still pays."""
-        reads, writes = requests
-        recorded = [sum(each.recorded for each in groups) for groups in (writes, reads)]
-        if not all(recorded):
-            return still_pays(derived, [], *recorded)
-        for group in reads:
-            units: list[Unit] = []
-            for request, *_ in group.units:
-                with contextlib.suppress(Refused):
-                    second = instead(derived, perform(reading_view(self.before), request))
-                    units += [(request, second)] if second is not None else []
-            group.units = units
-        kept = [group for group in reads if group.units]
-        results, _ = compare_reads(
-            self.before, self.before, kept, first_alone, self.seconds, rounds=self.rounds, count=count_work
-        )
-        self.number += 1
-        after = self.client[f"after{self.number}"]
-        try:
-            names = sorted(set(patterns.models) & set(self.before.list_collection_names()))
-            clone(self.before, after, names, {})
-            with Store(after, models=list(models)) as store:
-                store.setup()
-                trial = WriteTrial(
-                    self.before, store, patterns, self.seconds, None, min(self.rounds, WRITE_ROUNDS)
-                )
-                written, untried = trial.run(writes)
-        finally:
-            self.client.drop_database(after.name)
-        self.notes += [f"{derived.collection}.{derived.place}, not tried: {each}" for each in untried]
-        return still_pays(derived, [*results, *written], *recorded)
-
-    # -- one trial -----------------------------------------------------------------------------
-
-    def _try(
-        self,
-        models: Sequence[type[Document]],
-        patterns: Patterns,
-        names: tuple[str, str, str],
-        requests: Requests,
-        rewritten: Callable[[Unit], Rewritten | None] | None = None,
-    ) -> TrialResult:
-        after_it = rewritten or (unchanged_read if patterns.empty else patterns)
-        groups, writes = requests
-        counted = any(counter_of(each.first, patterns.counters) for each in writes)
-        if not groups and not counted:
+        if not requests[0]:
             return TrialResult(*names, "no evidence", "No recorded request is changed by it.")
         self.number += 1
         after = self.client[f"after{self.number}"]
         try:
-            return self._measure(models, patterns, names, requests, after_it, after)
+            return self._measure(candidate, names, requests, after)
         except TreadleError as error:
             return TrialResult(*names, "no evidence", f"Treadle refuses it on the copy ({error.code}).")
         except PyMongoError as error:
@@ -385,57 +243,42 @@ class _Bench:
 
     def _measure(
         self,
-        models: Sequence[type[Document]],
-        patterns: Patterns,
+        candidate: Candidate,
         names: tuple[str, str, str],
         requests: Requests,
-        rewritten: Patterns | Callable[[Unit], Rewritten | None],
         after: Database[Any],
     ) -> TrialResult:
         groups, writes = requests
+        patterns = candidate.patterns
+        rewritten: Patterns | Callable[[Unit], Rewritten | None] = (
+            unchanged_read if patterns.empty else patterns
+        )
         needed = {
             name for group in groups for unit in group.units for each in unit for name in collections_of(each)
         }
         needed |= set(patterns.models)
         present = sorted(needed & set(self.before.list_collection_names()))
-        # Readings lie where their buckets will, so that `rebuild` moves them.
-        moved = {each.source: each.collection for each in patterns.readings if each.source != each.collection}
-        clone(self.before, after, present, moved)
+        clone(self.before, after, present)
         # Of the fresh copy: files of one that was written to are larger than what they hold.
         checkpoint(after)
-        sizes = {name: collection_sizes(self.before if name in moved else after, name) for name in present}
+        sizes = {name: collection_sizes(after, name) for name in present}
         _widen_profile(after)
-        with Store(after, models=list(models)) as store:
+        with Store(after, models=list(candidate.models)) as store:
             begin = perf_counter()
             store.setup()
             store.rebuild()
             change = (perf_counter() - begin) * self.scale
             results, untried = compare_reads(
-                self.before, after, groups, rewritten, self.seconds, rounds=self.rounds, count=count_work,
-                largest=self.largest,
-            )  # fmt: skip
-            storage = compared_storage(sizes, after)
-            trial = WriteTrial(
-                self.before, store, patterns, self.seconds, count_work, min(self.rounds, WRITE_ROUNDS)
+                self.before, after, groups, rewritten, self.seconds, rounds=self.rounds, count=count_work
             )
+            storage = compared_storage(sizes, after)
+            trial = WriteTrial(self.before, store, self.seconds, count_work, min(self.rounds, WRITE_ROUNDS))
             written, unwritten = trial.run(writes)
-            if written and not trial.uneven and not patterns.readings:
+            if written and not trial.uneven:
                 # After the writes too: what was copied must have followed.
                 results = _compared_again(results, *count_differences(self.before, after, groups, rewritten))
         self.notes += [f"{names[0]}@{names[1]}, not tried: {each}" for each in (*untried, *unwritten)]
         return judge(Trial(*names, [*results, *written], storage, change, [*untried, *unwritten]))
-
-
-def _beside(unit: Unit, patterns: Patterns) -> Rewritten | None:
-    """The same read, on documents that hold what other patterns added to them."""
-    plain = unchanged_read(unit)
-    added = [each.place for each in patterns.derived if each.collection == unit[0].collection]
-
-    def same(before: Sequence[Answer], after: Sequence[Answer]) -> bool:
-        one, other = ([[without(row, *added) for row in rows] for rows in each] for each in (before, after))
-        return plain is not None and plain.same(one, other)
-
-    return plain and replace(plain, same=same)
 
 
 def _collectors(candidate: Candidate) -> tuple[Collector, Collector]:

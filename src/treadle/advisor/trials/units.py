@@ -15,9 +15,8 @@ from typing import Any
 
 from treadle.advisor.trials.declared import Patterns
 from treadle.advisor.trials.misses import why_not
-from treadle.advisor.trials.rewrite import goes_with, rewrite
+from treadle.advisor.trials.rewrite import follows, rewrite
 from treadle.advisor.trials.values import shape
-from treadle.advisor.trials.walks import begins
 from treadle.advisor.trials.workload_file import MALFORMED, Request
 
 GROUPS_MAX = 300
@@ -99,12 +98,11 @@ class Collector:
         unit = self._open.get(request.session)
         if unit is not None:
             soon = request.at - unit[-1].at <= FOLLOW_SECONDS_MAX and len(unit) <= FOLLOWERS_MAX
-            if soon and request.operation == "find" and goes_with(unit[0], request, self.patterns):
+            if soon and follows(unit[0], request, self.patterns) is not None:
                 unit.append(request)
                 return
             self._keep(tuple(self._open.pop(request.session)))
-        opens = request.operation in ("find", "aggregate") and request.collection in self._holding
-        if opens or begins(request, self.patterns.trees):
+        if request.operation in ("find", "aggregate") and request.collection in self._holding:
             if len(self._open) >= SESSIONS_MAX:
                 self._keep(tuple(self._open.pop(next(iter(self._open)))))
             self._open[request.session] = [request]
@@ -157,21 +155,20 @@ def grouped(
     return collector.groups()
 
 
-def reads_of(patterns: Patterns, kept_max: int = UNITS_MAX) -> Collector:
+def reads_of(patterns: Patterns) -> Collector:
     """Collects the reads that the patterns change."""
     return Collector(
         patterns,
         lambda unit: rewrite(unit, patterns) is not None,
-        kept_max,
         reason=lambda unit: why_not(unit[0], patterns),
     )
 
 
-def writes_of(patterns: Patterns, kept_max: int = UNITS_MAX) -> Collector:
+def writes_of(patterns: Patterns) -> Collector:
     """Collects the writes after which a pattern has something to do."""
     watched = watched_fields(patterns)
     # Writes follow nothing, so no page is put together for them.
-    return Collector(Patterns({}), lambda unit: _concerns(unit[0], watched), kept_max)
+    return Collector(Patterns({}), lambda unit: _concerns(unit[0], watched))
 
 
 def chosen(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
@@ -179,21 +176,12 @@ def chosen(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNIT
     return grouped(requests, patterns, lambda unit: rewrite(unit, patterns) is not None, kept_max)
 
 
-def chosen_writes(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
-    """The writes after which a pattern has something to do."""
-    collector = writes_of(patterns, kept_max)
-    collect(requests, [collector])
-    return collector.groups()
-
-
-def watched_fields(patterns: Patterns) -> dict[str, set[str] | None]:
-    """Per collection the fields whose change a pattern follows; None where it is every write."""
-    watched: dict[str, set[str] | None] = {}
+def watched_fields(patterns: Patterns) -> dict[str, set[str]]:
+    """Per collection the fields whose change a pattern follows."""
+    watched: dict[str, set[str]] = {}
 
     def watch(collection: str, *fields: str) -> None:
-        known = watched.setdefault(collection, set())
-        if known is not None:
-            known.update(fields)
+        watched.setdefault(collection, set()).update(fields)
 
     for card in patterns.cards:
         watch(card.source, *card.paths)
@@ -204,22 +192,15 @@ def watched_fields(patterns: Patterns) -> dict[str, set[str] | None]:
     for first in patterns.firsts:
         watch(first.source, first.by, *first.fields, *(path for path, _ in first.sort), *first.where)
         watch(first.collection)
-    for counter in patterns.counters:
-        watch(counter.collection, counter.place)
-    for array in patterns.arrays:
-        watch(array.collection, array.place)
-    for tree in patterns.trees:
-        watch(tree.collection, tree.parent)
-    watched.update((each.source, None) for each in patterns.readings)
     return watched
 
 
-def _concerns(request: Request, watched: Mapping[str, set[str] | None]) -> bool:
+def _concerns(request: Request, watched: Mapping[str, set[str]]) -> bool:
     if request.is_read or request.collection not in watched:
         return False
     fields = watched[request.collection]
     update = request.body.get("u", request.body.get("update"))
-    if fields is None or not isinstance(update, Mapping):
+    if not isinstance(update, Mapping):
         return True
     if not next(iter(update), "").startswith("$"):
         return True
@@ -231,21 +212,6 @@ def _concerns(request: Request, watched: Mapping[str, set[str] | None]) -> bool:
 
 def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def call_name(request: Request) -> str:
-    """The call of a Store that takes the place of a write."""
-    body = request.body
-    if request.operation == "insert":
-        return "insert"
-    if request.operation == "delete" or body.get("remove"):
-        return "delete_many" if request.operation == "delete" and body.get("limit", 1) != 1 else "delete"
-    update = body.get("u", body.get("update"))
-    if isinstance(update, Mapping) and not next(iter(update), "$").startswith("$"):
-        return "replace"
-    if body.get("upsert"):
-        return "upsert"
-    return "update_many" if body.get("multi") else "update"
 
 
 # -- in words ---------------------------------------------------------------------------------

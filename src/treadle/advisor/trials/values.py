@@ -3,7 +3,7 @@
 `replaced` puts other values in the place of those that a request carries.
 Names of fields and collections, operators, limits, sorts and options stay;
 so do `true`, `false`, null, and 0, 1 and -1 in expressions, in which they are
-mostly structure. One walk serves redaction, shapes, and the search for keys.
+mostly structure. Shapes and the search for keys use this walk.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _KEPT_IN_PUSH = frozenset({"$slice", "$position", "$sort"})
 
 def replaced(request: Request, put: Replace) -> Request:
     """The request with other values."""
-    body = {name: _part(request.operation, name, value, put) for name, value in request.body.items()}
+    body = {name: _part(name, value, put) for name, value in request.body.items()}
     return replace(request, body=body)
 
 
-def _part(operation: str, name: str, value: Any, put: Replace) -> Any:
+def _part(name: str, value: Any, put: Replace) -> Any:
     if name in ("filter", "q", "query") and isinstance(value, Mapping):
         return _filter(value, put)
     if name == "pipeline":

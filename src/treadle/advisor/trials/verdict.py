@@ -20,7 +20,7 @@ BREAK_EVEN_DAYS_MAX = 365.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was measured of one finding, or of several together."""
+    """What was measured of one finding."""
 
     code: str
     place: str
@@ -34,16 +34,13 @@ class Trial:
 
 def judge(trial: Trial) -> TrialResult:
     reads = [each for each in trial.requests if each.kind == "read"]
-    # Increments that a counter collects are writes, and what is gained.
-    counted = [each for each in trial.requests if each.kind == "write" and each.compared]
-    writes = [each for each in trial.requests if each.kind == "write" and not each.compared]
-    gaining = [*reads, *counted]
-    gain = sum(map(_saved_per_day, gaining))
+    writes = [each for each in trial.requests if each.kind == "write"]
+    gain = sum(map(_saved_per_day, reads))
     cost = -sum(map(_saved_per_day, writes))
-    ratio = overall(reads or counted) if gaining else None
+    ratio = overall(reads) if reads else None
     net = gain - cost
     days = trial.change_seconds / net if net > 0 else None
-    verdict, reason = _verdict(gaining, writes, ratio, net, days)
+    verdict, reason = _verdict(reads, writes, ratio, net, days)
     if verdict == "do" and trial.untried:
         reason += f" Not tried: {number(len(trial.untried))} other shapes of requests."
     return TrialResult(
@@ -54,16 +51,16 @@ def judge(trial: Trial) -> TrialResult:
 
 
 def _verdict(
-    gaining: Sequence[RequestResult],
+    reads: Sequence[RequestResult],
     writes: Sequence[RequestResult],
     ratio: Measured | None,
     net: float,
     days: float | None,
 ) -> tuple[Verdict, str]:
-    if not gaining or ratio is None:
+    if ratio is None:
         return "no evidence", "No recorded request is changed by it."
-    compared = sum(each.compared for each in gaining)
-    different = sum(each.different for each in gaining)
+    compared = sum(each.compared for each in reads)
+    different = sum(each.different for each in reads)
     if different:
         return "do not", f"{different:,} of {compared:,} answers differ from those before."
     if ratio.sure <= 1:

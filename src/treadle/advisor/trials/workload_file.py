@@ -2,7 +2,7 @@
 
 The first line is a header, each other line a request, the last line a summary:
 
-    {"treadle_workload": 1, "database": "shop", "started": …, "redacted": false, …}
+    {"treadle_workload": 1, "database": "shop", "started": …, …}
     {"op": "find", "in": "orders", "at": 0.51, "ms": 2, …, "body": {"filter": …, "sort": …}}
     {"end": {"seconds": 60.0, "operations": 1200, "lost": 0, …}}
 
@@ -135,8 +135,6 @@ class Workload:
     path: Path
     database: str
     started: datetime
-    redacted: bool
-    header: Mapping[str, Any]
 
     def __iter__(self) -> Iterator[Request]:
         """The requests, in the order of the file; a damaged line is refused when it is reached."""
@@ -166,7 +164,7 @@ class Workload:
                 last = max(last, float(line.get("at", 0)))
         total = sum(counts.values())
         return WorkloadSummary(
-            last if seconds is None else seconds, total, counts[True], counts[False], self.redacted, complete
+            last if seconds is None else seconds, total, counts[True], counts[False], complete
         )
 
 
@@ -184,7 +182,7 @@ def read(path: Path) -> Workload:
         started = header["started"]
         if not isinstance(started, datetime):
             raise TypeError
-        return Workload(path, str(header["database"]), started, bool(header.get("redacted")), header)
+        return Workload(path, str(header["database"]), started)
     except MALFORMED:
         raise _invalid(path, "has a damaged header; record it again") from None
 
@@ -194,8 +192,8 @@ def is_workload(start: bytes) -> bool:
     return start.lstrip().startswith(f'{{"{MARK}"'.encode())
 
 
-def header_line(database: str, started: datetime, redacted: bool, **more: Any) -> str:
-    head = {MARK: VERSION, "database": database, "redacted": redacted}
+def header_line(database: str, started: datetime, **more: Any) -> str:
+    head = {MARK: VERSION, "database": database}
     facts = {"started": started.astimezone(UTC), **more}
     rest = json_util.dumps(facts, json_options=json_util.RELAXED_JSON_OPTIONS)
     return f"{json.dumps(head)[:-1]}, {rest[1:]}"
