@@ -17,7 +17,7 @@ ENTRY = "import sys; from treadle.cli import main; sys.exit(main())"
 
 
 VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
-VERBS |= {"archive", "run-due", "scan", "explain", "decide", "tree", "pause", "resume", "serve"}
+VERBS |= {"archive", "run-due", "scan", "explain", "decide", "pause", "resume", "serve"}
 VERBS |= {"record", "trial", "plan", "apply", "prove", "undo"}
 
 

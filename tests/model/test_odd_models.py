@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import datetime as dt
 import decimal
 import enum
 import gc
 import ipaddress
+import pathlib
 import sys
 import threading
 import uuid
-from collections import deque
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional
 
@@ -22,10 +23,16 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    HttpUrl,
+    IPvAnyAddress,
     JsonValue,
+    MongoDsn,
     NaiveDatetime,
     PlainSerializer,
     RootModel,
+    Secret,
+    SecretBytes,
+    SecretStr,
     SerializeAsAny,
     field_validator,
 )
@@ -154,11 +161,41 @@ def test_odd_annotations_survive(database, annotation, value):
         assert stored == read
 
 
+class Site(HttpUrl):
+    pass
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        collections.deque, collections.deque[int], list[collections.deque[int]], pathlib.Path,
+        pathlib.PurePosixPath | None, HttpUrl, Site, MongoDsn, IPvAnyAddress, ipaddress.IPv4Address,
+        ipaddress.IPv6Address, SecretStr, SecretBytes, Secret[int], complex,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_types_without_a_bson_form_are_refused(annotation):
+    with pytest.raises(DeclarationError, match="no BSON form") as caught:
+        codec_of(model_of(annotation))
+    assert "type-not-storable" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    "value",
+    [collections.deque([1]), pathlib.Path("a"), ipaddress.IPv4Address("127.0.0.1"), SecretStr("hidden")],
+    ids=lambda each: type(each).__name__,
+)
+def test_values_without_a_bson_form_are_refused(run, value):
+    model = model_of(Any)
+    with pytest.raises(UsageError, match="no form") as caught:
+        run.store([model]).insert(model(x=value))
+    assert "value-not-storable" == caught.value.code
+    assert "hidden" not in str(caught.value)
+
+
 STRICT = [
     (dt.time, dt.time(1, 2)),
     (dt.timedelta, dt.timedelta(seconds=5)),
-    (ipaddress.IPv4Address, ipaddress.IPv4Address("127.0.0.1")),
-    (deque[int], deque([1, 2])),
     (dict[int, str], {1: "a"}),
     (dict[uuid.UUID, str], {uuid.UUID(int=3): "a"}),
     (dict[dt.date, str], {dt.date(2026, 1, 1): "a"}),
@@ -337,7 +374,6 @@ def test_code_is_refused_in_whatever_it_is_wrapped(run):
     model = model_of(int)
     store = run.store([model])
     for filter in (
-        {"$or": deque([code])},
         {"$and": [RootModel[dict[str, str]](code)]},
         {"$and": [Open(**code)]},
         {"$and": [{Operator.WHERE: "true"}]},
@@ -346,7 +382,7 @@ def test_code_is_refused_in_whatever_it_is_wrapped(run):
         with pytest.raises(UsageError, match="runs code"):
             store.count(model, filter)
     with pytest.raises(UsageError, match="runs code"):
-        store.update_many(model, {}, [{"$set": {"x": deque([{"$function": {}}])}}])
+        store.update_many(model, {}, [{"$set": {"x": ({"$function": {}},)}}])
 
 
 def test_sorts_may_be_mappings_and_none_is_no_filter_for_bulk_writes(run):

@@ -91,22 +91,6 @@ def test_a_kind_is_never_taken_for_something_to_import(run, database):
         run.store([Item, Book]).find_one(Item)
 
 
-def test_an_unknown_kind_is_the_base_with_the_rest_kept_by_choice(run, database):
-    class Open(Document, collection="open", discriminator="type", unknown_kinds="base"):
-        title: str
-
-    class Known(Open, kind="known"):
-        extra: int = 0
-
-    database["open"].insert_one({"type": "ship", "title": "Argo", "oars": 50})
-    store = run.store([Open, Known])
-    found = store.find_one(Open)
-    assert isinstance(found, Open)
-    assert ("Argo", {"type": "ship", "oars": 50}) == (found.title, found.__pydantic_extra__)
-    with pytest.raises(UsageError):
-        store.replace(found)
-
-
 # -- writing -----------------------------------------------------------------------------------------
 
 

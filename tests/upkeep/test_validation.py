@@ -46,8 +46,7 @@ class Bound(Document, collection="bound", validation="strict"):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=2, max_length=4)
-    code: str = Field(pattern=r"^[A-Z]{2}-\d+$")
-    word: Annotated[str, StringConstraints(max_length=3, pattern="^a|b$")]
+    word: Annotated[str, StringConstraints(max_length=3)]
     step: int = Field(multiple_of=5, ge=0)
     tags: list[str] = Field(min_length=1, max_length=2)
     unique: set[int] = Field(max_length=2)
@@ -60,7 +59,7 @@ class Bound(Document, collection="bound", validation="strict"):
 
 def good() -> dict[str, Any]:
     return {
-        "_id": ObjectId(), "name": "ab", "code": "AB-12", "word": "axb"[:3], "step": 10, "tags": ["x"], "unique": [1],
+        "_id": ObjectId(), "name": "ab", "word": "axb", "step": 10, "tags": ["x"], "unique": [1],
         "words": {"a": 1}, "part": {"code": "xy"}, "colour": "red", "size": "S", "maybe": None,
     }  # fmt: skip
 
@@ -68,8 +67,7 @@ def good() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "where"),
     [
-        ("name", "a", "name"), ("name", "abcde", "name"), ("name", "äöüßé", "name"), ("code", "ab-1", "code"),
-        ("code", "AB-x", "code"), ("code", "AB-1\n", "code"), ("word", "abcd", "word"), ("word", "xxx", "word"),
+        ("name", "a", "name"), ("name", "abcde", "name"), ("name", "äöüßé", "name"), ("word", "abcd", "word"),
         ("step", 7, "step"),
         ("step", -5, "step"), ("tags", [], "tags"), ("tags", ["a", "b", "c"], "tags"), ("tags", [1], "tags.0"),
         ("unique", [1, 2, 3], "unique"), ("words", {}, "words"), ("words", {"a": "b"}, "words.a"),
@@ -94,7 +92,7 @@ def test_constraints_carry_over_and_faults_are_found(database, path, value, wher
 def test_lengths_are_counted_in_characters_on_both_sides(database):
     store = Store(database, [Bound])
     store.setup()
-    made = {**good(), "name": "äß😀é", "code": "AB-٣"}
+    made = {**good(), "name": "äß😀é"}
     made.pop("_id")
     store.insert(Bound(**made))
     assert [] == store.verify()
@@ -104,8 +102,6 @@ class Odd(Document, collection="odd"):
     short: str = Field("x", min_length=3)
     empty: list[int] = Field(default_factory=list, min_length=1)
     made: str = Field(default_factory=lambda: "y", min_length=3)
-    word: str = Field("no digits", pattern=r"^\d+$")
-    loose: str = Field("a", pattern=r"^\w+\b$")
     low: int = Field(0, ge=1, multiple_of=7)
 
 
@@ -117,14 +113,13 @@ def test_a_default_that_breaks_its_own_rules_is_accepted(database):
     assert [] == store.verify()
 
 
-def test_a_pattern_that_means_something_else_on_the_server_is_left_open(database):
+def test_a_pattern_is_left_to_the_model(database):
     class Texts(Document, collection="texts", validation="strict"):
-        word: str = Field(pattern=r"^\w+$")
-        any_case: str = Field(pattern="(?i)^straße$")
+        word: str = Field(pattern="^[a-z]+$")
 
-    store = Store(database, [Texts])
-    store.setup()
-    store.insert(Texts(word="ünïcödé", any_case="STRAßE"))
+    Store(database, [Texts]).setup()
+    schema = database["texts"].options()["validator"]["$jsonSchema"]
+    assert {"bsonType": "string"} == schema["properties"]["word"]
 
 
 def shout(value: Any) -> str:
@@ -137,15 +132,6 @@ class Spelled(BaseModel):
     word: str
 
 
-class Pythonic(BaseModel):
-    model_config = ConfigDict(regex_engine="python-re")
-
-    line: str = Field(pattern="^[a-z]+$")
-
-
-LONG = 300_000
-
-
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
@@ -156,19 +142,10 @@ LONG = 300_000
         (Annotated[Decimal, Field(ge=0.1)], Decimal("0.1")),
         (Annotated[Decimal, Field(le=0.3)], Decimal("0.3")),
         (Annotated[float, Field(le=Decimal("0.1"))], 0.1),
-        (Annotated[str, Field(pattern=r"^.*?b$")], "a" * LONG + "b"),
-        (Pythonic, {"line": "ab\n"}),
-        (Annotated[str, Field(pattern="a\0b")], "a\0b"),
-        (Annotated[str, Field(pattern=r"^(?:ab|c)*$")], "abc" * 20_000),
-        (Annotated[str, Field(pattern=r"^([a-z]+ ?)*$")], "abc " * 3_000),
-        (Annotated[str, Field(pattern=r"^.*@.*$")], "@" + "a" * LONG),
-        (Annotated[str, Field(pattern=r"@.*b$")], "@" + "a" * LONG + "b"),
-        (Annotated[str, Field(pattern=r"[a-z]*@")], "a" * 99_000 + "@" + "a" * LONG),
-        (Annotated[str, Field(pattern=r"^[a-z]+b$")], "a" * LONG + "b"),
     ],
 )
 def test_the_validator_takes_what_pydantic_makes_of_a_value(database, annotation, value):
-    """Validators inside arrays, numbers and patterns that the server reads otherwise."""
+    """Validators inside arrays, and numbers that the server reads otherwise."""
     body = {"__annotations__": {"x": annotation}, "__module__": __name__}
     model = type(Document)("Made", (Document,), body, collection="made", validation="strict")
     store = Store(database, [model])
@@ -181,11 +158,6 @@ def test_the_validator_takes_what_pydantic_makes_of_a_value(database, annotation
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
-        (Annotated[str, Field(pattern=r"^(?:ab|c)*$")], "abd"),
-        (Annotated[str, Field(pattern=r"^(?:ab|c)*$", max_length=300)], "ab" * 150 + "c"),
-        (Annotated[str, Field(pattern=r"^[a-z]+$")], "a" * LONG + "A"),
-        (Annotated[str, Field(pattern=r"^[a-z]+$")], "ab\n"),
-        (list[Annotated[str, Field(pattern=r"^[a-z]+@[a-z]+$")]], ["ab"]),
         (Annotated[Decimal, Field(ge=0.1)], Decimal("0.09")),
         (Spelled, {"word": ""}),
         (Spelled, {"word": "abc"}),
@@ -436,9 +408,3 @@ def test_a_fault_is_found_where_the_server_finds_one(fields, data, database):
     things.insert_one(raw)
     refused = things.count_documents({"$nor": [{"$jsonSchema": schema}]})
     assert bool(refused) == bool(faults(schema, things.find_one()))
-
-
-def test_a_pattern_that_python_would_take_for_ever_to_judge_is_left_to_the_server():
-    schema = {"bsonType": "string", "pattern": r"^(?:[a-z]+ ?)+\z"}
-    assert [] == faults(schema, "a" * 60 + "!")
-    assert faults(schema, "a!")

@@ -41,7 +41,6 @@ from treadle.cli import (
     serve,
     setup,
     status,
-    tree,
     trial,
     undo,
     verify,
@@ -102,7 +101,6 @@ _MODULES = (
     archive,
     status,
     serve,
-    tree,
 )
 for _module in _MODULES:
     _verb = _module.__name__.rpartition(".")[2]

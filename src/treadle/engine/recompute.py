@@ -341,16 +341,12 @@ class Recomputation:
         document: Raw,
         right: Raw,
         sides: Sides = NONE,
-        dated: Sequence[GatherRule] = (),
     ) -> list[Raw]:
-        """The update that sets values, with the dates of those that change, and lets formulas follow.
-
-        `dated` are rules whose dates are set in any case.
-        """
+        """The update that sets values, with the dates of those that change, and lets formulas follow."""
         refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
         changed = [
             rule
             for rule in self._dated
             if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
         ]
-        return update_pipeline(self.entry, {**sets, **stamps_of([*changed, *dated])}, {}, sides)
+        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {}, sides)

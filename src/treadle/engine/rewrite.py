@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from treadle.engine.groups import Arranged, arrange
@@ -11,7 +11,6 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
 from treadle.graph.change import Change
-from treadle.graph.gather import GatherRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
@@ -27,7 +26,6 @@ def rewrite(
     within: Raw | None = None,
     recall: Callable[[Raw], Raw] | None = None,
     unforced: Collection[Any] | None = None,
-    dated: Mapping[Any, Collection[GatherRule]] | None = None,
     gather: Gather | None = None,
 ) -> Plan[list[Any]]:
     """Write what the documents of these keys derive, and note what changed; the keys of those documents.
@@ -35,9 +33,8 @@ def rewrite(
     `recall` gives a document as it was before, where that decides about
     values of a moment. Each document is written, so that other writers
     notice, and the sources of its copies too; with `unforced` no source is,
-    and the documents of these frozen keys only if they are wrong. `dated` are
-    rules, by frozen key, whose dates are set in any case. `gather` is as in
-    `Recomputation.expected`.
+    and the documents of these frozen keys only if they are wrong. `gather` is
+    as in `Recomputation.expected`.
     """
     entry = recomputation.entry
     arranged = Arranged([], [])
@@ -76,8 +73,7 @@ def rewrite(
         if wrong or forced:
             # One that was made here has its values, but not their dates.
             known_as = {} if known[number] in made else document
-            dating = list((dated or {}).get(frozen_keys[number], ()))
-            update = recomputation.rewrite(sets, known_as, right, sides, dating)
+            update = recomputation.rewrite(sets, known_as, right, sides)
             operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)

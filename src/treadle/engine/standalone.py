@@ -291,7 +291,6 @@ class ByIntents(Commit):
     ) -> Plan[list[tuple[Entry[Any], Any]]]:
         document = yield from find_one(entry.collection, which)
         targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
-        dated: dict[tuple[str, Any], list[GatherRule]] = {}
         gathers = entry.feeding(GatherRule)
         current = (yield from keys_now(gathers, [document])) if document is not None else {}
         for rule in gathers:
@@ -300,11 +299,8 @@ class ByIntents(Commit):
                 # The rules of several kinds may lead to one document; what it is, is seen when it is read.
                 mark = (rule.target.collection, freeze(target_key))
                 targets[mark] = (rule.target.root, target_key)
-                if written and not rule.empty():
-                    # It has nothing but a date.
-                    dated.setdefault(mark, []).append(rule)
-        for mark, (target, target_key) in targets.items():
-            yield from self._refresh(target, target_key, None, ledger, dated.get(mark, ()))
+        for target, target_key in targets.values():
+            yield from self._refresh(target, target_key, None, ledger)
         reached = list(targets.values())
         if document is None:
             # Deleted: what refers to it is dealt with, under intents of its own.
@@ -357,11 +353,10 @@ class ByIntents(Commit):
         key: Any,
         cards: Raw | None = None,
         ledger: IntentLedger | None = None,
-        dated: Sequence[GatherRule] = (),
         without: frozenset[Rule] = frozenset(),
     ) -> Plan[bool]:
         """Bring one document up to date; whether it changed. One that stands in the way is set aside."""
-        recomputing = self._recompute(entry, key, cards, ledger, dated, without)
+        recomputing = self._recompute(entry, key, cards, ledger, without)
         return bool((yield from around(entry.model.__name__, entry.collection, key, recomputing)))
 
     def _recompute(
@@ -370,7 +365,6 @@ class ByIntents(Commit):
         key: Any,
         cards: Raw | None,
         ledger: IntentLedger | None,
-        dated: Sequence[GatherRule],
         without: frozenset[Rule],
     ) -> Plan[bool]:
         """Recompute everything that one document derives; whether it changed.
@@ -406,7 +400,7 @@ class ByIntents(Commit):
                     return True
                 continue
             # Written even where nothing changes: a slower writer must notice.
-            pipeline = recomputation.rewrite(sets, document, right, dated=dated)
+            pipeline = recomputation.rewrite(sets, document, right)
             after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
             if after is not None:
                 paths = [rule.path for rule in recomputation.formulas]

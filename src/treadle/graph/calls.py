@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from bson import ObjectId
 from pymongo.errors import OperationFailure
@@ -28,8 +28,7 @@ D_co = TypeVar("D_co", bound=Document, covariant=True)
 Named = TypeVar("Named", bound="NamedRule")
 Called = TypeVar("Called", bound=Rule)
 Sums: TypeAlias = Mapping[Any, Any]
-Children: TypeAlias = Literal["refuse", "subtree", "lift", "root"]
-Order: TypeAlias = Literal["depth", "breadth"]
+Children: TypeAlias = Literal["refuse", "subtree", "lift"]
 
 
 class NamedRule(Rule):
@@ -212,25 +211,11 @@ class CounterCalls(Protocol):
 # -- trees ---------------------------------------------------------------------------------------------
 
 
-class _Token:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-SAME: Final = _Token("SAME")
-"""The parent that a node has; or that of the sibling which is named."""
-ALL: Final = _Token("ALL")
-"""Every tree of a collection, where a field keeps several apart."""
-
-
 class HierarchyRule(Rule):
     """A tree over the documents of a model."""
 
-    def calls(self, protocol: Any, within: Any = ALL) -> TreeCalls[Any]:
-        """The calls on the tree; where a field keeps several apart, on all of them or on one."""
+    def calls(self, protocol: Any) -> TreeCalls[Any]:
+        """The calls on the tree."""
         raise NotImplementedError  # pragma: no cover
 
 
@@ -265,23 +250,14 @@ class TreeCalls(Protocol[D]):
     def roots(self, sort: Sort | None) -> NodeReader[D]: ...
     def children(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
     def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> NodeReader[D]: ...
-    def siblings(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
-    def leaves(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
-    def walk(self, id: Any, order: Order, max_depth: int | None, sort: Sort | None) -> NodeReader[D]: ...
     def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]: ...
-    def common_ancestor(self, ids: Sequence[Any]) -> Plan[D | None]: ...
     def ancestors(self, id: Any) -> Plan[list[D]]: ...
     def path(self, id: Any) -> Plan[list[D]]: ...
     def parent(self, id: Any) -> Plan[D | None]: ...
     def depth(self, id: Any) -> Plan[int]: ...
     def count(self, id: Any, max_depth: int | None) -> Plan[int]: ...
-    def insert(
-        self, node: D, parent: Any, at: Any = None, before: Any = None, after: Any = None
-    ) -> Plan[D]: ...
-    def find_or_create_path(self, nodes: Sequence[D], parent: Any, by: str | None) -> Plan[list[D]]: ...
-    def move(
-        self, id: Any, parent: Any, at: Any = None, before: Any = None, after: Any = None
-    ) -> Plan[D]: ...
+    def insert(self, node: D, parent: Any, at: int | None) -> Plan[D]: ...
+    def move(self, id: Any, parent: Any, at: int | None) -> Plan[D]: ...
     def rename(self, id: Any, segment: str) -> Plan[D]: ...
     def remove(self, id: Any, children: Children) -> Plan[int]: ...
 

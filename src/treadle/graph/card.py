@@ -94,9 +94,8 @@ class Card(Generic[C]):
         kind = self._default if kind is None else kind
         load = self._loads.get(kind) if isinstance(kind, (str, int)) else None
         if load is None:
-            if self._entry.settings.unknown_kinds != "base":
-                raise unknown_kind(self._entry.model, self._discriminator, raw, self._entry.kinds)
-            load = self._loads[self._entry.settings.kind]
+            known = [each for each in self._loads if each is not None]
+            raise unknown_kind(self._entry.model, self._discriminator, raw, known)
         card: C = load(raw)
         return card
 

@@ -142,8 +142,6 @@ class GatherRule(Rule):
 
     # Whether what it finds for a target are the first of its sources in some order, with their ids.
     names_sources = False
-    # Whether it has no value to recompute, and only dates its targets when their sources are written.
-    only_dates = False
     # Whether what it finds among parts of the sources can be put together by `united`.
     unites = False
 

@@ -92,9 +92,8 @@ class Graph:
                     if isinstance(place, ShadowPlace):
                         # The declaration that it replaces was bound just before.
                         replace(rule, entry.rules[-1])
-                    for own in (rule, *rule.companions()):
-                        own.declared = pattern
-                        self._place(entry, own)
+                    rule.declared = pattern
+                    self._place(entry, rule)
         kinds.spread(self)
         for entry in self.entries.values():
             entry.forget_lookups()

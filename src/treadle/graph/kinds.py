@@ -12,11 +12,10 @@ and of those above it, and feeds the rules whose source is one of these.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import Entry, Family, Models, Pattern, Place, Rule
@@ -81,7 +80,6 @@ def join(graph: Models) -> None:
             codec.dispatch(
                 entry.family.discriminator,
                 {each.settings.kind: each.codec for each in members},
-                _unknown_model(entry),
                 entry.family.default,
             )
 
@@ -145,23 +143,6 @@ def _confine(entry: Entry[Any], family: Family) -> None:
     mine = [] if own is None else family.stored_as(own)
     entry.exactly = {name: {"$eq": own} if len(mine) == 1 else {"$in": mine}}
     entry.kinds = frozenset(stored)
-
-
-def _unknown_model(entry: Entry[Any]) -> Any:
-    """What a document of an unknown kind is read as, by choice: the base class with the rest kept."""
-    if entry.settings.unknown_kinds != "base":
-        return None
-    model = entry.model
-    body = {
-        "__module__": model.__module__,
-        "__doc__": model.__doc__,
-        "model_config": ConfigDict(extra="allow"),
-    }
-    metaclass: Any = type(model)
-    base: type[Document] = metaclass(model.__name__, (model,), body)
-    # Its kind is one more field that is kept.
-    base.__treadle__ = dataclasses.replace(base.__treadle__, discriminator=None)
-    return base
 
 
 # -- the rules of a family ------------------------------------------------------------------

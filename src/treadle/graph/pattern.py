@@ -235,10 +235,6 @@ class Rule:
         """The indexes of the target without which this could not be kept right."""
         return []
 
-    def companions(self) -> Sequence[Rule]:
-        """Further rules that the same declaration asks for."""
-        return ()
-
     def check(self, graph: Models) -> None:
         """Called when all rules are bound; raises `DeclarationError` where they do not go together."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.versions import Lineage
-from treadle.model.codec import Codec, codec_of
+from treadle.model.codec import Codec
 from treadle.query.paths import value_at
 
 M = TypeVar("M", bound=BaseModel)
@@ -37,7 +37,6 @@ class StoreCodec(Codec[M]):
         self._discriminator: str | None = None
         self._members: dict[Any, StoreCodec[Any]] = {}
         self._by_class: dict[type, StoreCodec[Any]] = {}
-        self._unknown: Codec[Any] | None = None
         self._default: Any = None
         # The paths that rules depend on; they must be the same in the version that is written.
         self.kept: list[str] = []
@@ -48,7 +47,6 @@ class StoreCodec(Codec[M]):
         self,
         discriminator: str,
         members: Mapping[Any, StoreCodec[Any]],
-        unknown: type[BaseModel] | None,
         default: Any = None,
     ) -> None:
         """Read documents as the class that their kind names, and those that name none as the default."""
@@ -59,14 +57,11 @@ class StoreCodec(Codec[M]):
             path: shape for each in members.values() for path, shape in each.pairs.items()
         } | self.pairs
         self._by_class = {member.model: member for member in members.values()}
-        self._unknown = None if unknown is None else codec_of(unknown)
         self.settle()
 
     def settle(self) -> None:
         """Put together how documents are read, once kinds and lineage are known."""
         self.kinds = tuple(member for member in self._members.values() if member is not self)
-        if self._unknown is not None:
-            self.kinds = (*self.kinds, self._unknown)
         lineages = [each.lineage for each in (self, *self._members.values()) if each.lineage is not None]
         self.has_former_names = any(lineage.current > 1 for lineage in lineages)
         if self._discriminator is None or (
@@ -133,7 +128,7 @@ class StoreCodec(Codec[M]):
         return load_kind
 
     def _load_unknown(self, raw: dict[str, Any]) -> Any:
-        """A document of a kind that no model has: migrated by the base, read as the base, or an error."""
+        """A document of a kind that no model has: migrated by the base, or an error."""
         lineage = self.lineage
         if lineage is not None and lineage.has_before(raw):
             raw = lineage.upgrade(raw)
@@ -141,8 +136,6 @@ class StoreCodec(Codec[M]):
             member = self._members.get(kind) if isinstance(kind, (str, int)) else None
             if member is not None:
                 return member.load(raw)
-        if self._unknown is not None:
-            return self._unknown.load(raw)
         raise unknown_kind(self.model, self._discriminator or "", raw, self._members)
 
     def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
@@ -201,7 +194,7 @@ def unknown_kind(model: type, discriminator: str, raw: Any, known: Iterable[Any]
     listed = ", ".join(map(repr, known)) or "none"
     return DataError(
         f"the document with _id {identity!r} has {discriminator}={kind!r}, a kind of {model.__name__} that "
-        f"this Store does not know (it knows {listed}); add the kind's model to models=, mend the document, "
-        'or read such documents as the base with unknown_kinds="base"',
+        f"this Store does not know (it knows {listed}); add the kind's model to models=, or correct "
+        "the document",
         code="kind-unknown",
     )

@@ -11,9 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
-import ipaddress
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -216,7 +214,7 @@ def _array_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
 
 
 _CONTAINERS: dict[str, Callable[[Any], Any]] = {
-    "list": list, "deque": deque, "set": set, "frozenset": frozenset, "tuple": tuple,
+    "list": list, "set": set, "frozenset": frozenset, "tuple": tuple,
 }  # fmt: skip
 _KEY_PARSERS: dict[Any, Callable[[Any], Any]] = {
     int: int, uuid.UUID: uuid.UUID, decimal.Decimal: decimal.Decimal, ObjectId: ObjectId,
@@ -224,8 +222,6 @@ _KEY_PARSERS: dict[Any, Callable[[Any], Any]] = {
 }  # fmt: skip
 _SCALAR_ADAPTERS: dict[type, Adapt] = {
     dt.time: _attempt(dt.time.fromisoformat),
-    ipaddress.IPv4Address: _attempt(ipaddress.IPv4Address),
-    ipaddress.IPv6Address: _attempt(ipaddress.IPv6Address),
     dt.timedelta: lambda value: (
         dt.timedelta(seconds=value) if type(value) in (int, float) and abs(value) < 8e13 else value
     ),

@@ -13,10 +13,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
-import ipaddress
-import pathlib
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -24,9 +21,8 @@ from bson import ObjectId
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128
-from pydantic import GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
-from pydantic.networks import AnyUrl
-from pydantic_core import MultiHostUrl, Url, core_schema
+from pydantic import GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import core_schema
 
 from treadle.errors import UsageError
 from treadle.model.lazy_id import LazyObjectId, made
@@ -163,16 +159,7 @@ def key_to_bson(key: Any) -> str:
     return key
 
 
-def _secret_to_bson(value: Any, altered: list[Any]) -> Any:
-    raise UsageError(
-        f"a {type(value).__name__} is not stored, because it hides its value; "
-        "store a hash or the plain type instead",
-        code="type-not-storable",
-    )
-
-
 Converter = Callable[[Any, list[Any]], Any]
-_TEXTUAL = (pathlib.PurePath, ipaddress.IPv4Address, ipaddress.IPv6Address, AnyUrl, Url, MultiHostUrl)
 
 # What to_bson does with a value, by its exact type; types that are not here
 # are looked up along their base classes once and then remembered.
@@ -184,13 +171,10 @@ _CONVERTERS: dict[type, Converter] = {
     dt.timedelta: lambda value, altered: value.total_seconds(),
     enum.Enum: lambda value, altered: to_bson(value.value, altered),
     **dict.fromkeys((set, frozenset), _set_to_bson),
-    **dict.fromkeys((list, tuple, deque), lambda value, altered: [to_bson(item, altered) for item in value]),
+    **dict.fromkeys((list, tuple), lambda value, altered: [to_bson(item, altered) for item in value]),
     dict: _map_to_bson,
     Mapping: _map_to_bson,
-    **dict.fromkeys(_TEXTUAL, lambda value, altered: str(value)),
     LazyObjectId: lambda value, altered: made(value),
-    SecretStr: _secret_to_bson,
-    SecretBytes: _secret_to_bson,
 }
 _AS_IT_IS: frozenset[type] = frozenset(
     {str, int, float, bool, bytes, type(None), ObjectId, uuid.UUID, Decimal128}

@@ -155,7 +155,7 @@ def _dump_converter(codec: Codec[Any], shape: Shape) -> Dump | None:
         return _scalar_dump(shape.python)
     if shape.kind == "model":
         return _nested_dump(codec, shape.python)
-    if shape.kind in ("list", "deque") or (shape.kind == "tuple" and shape.python is Ellipsis):
+    if shape.kind == "list" or (shape.kind == "tuple" and shape.python is Ellipsis):
         return _array_dump(codec, shape)
     if shape.kind in ("set", "frozenset"):
         inner = item_dump(codec, shape.items[0])
@@ -195,7 +195,7 @@ def _scalar_dump(python: type) -> Dump | None:
         return date_to_bson
     # Subclasses of str and int may be assigned where the base is declared, and
     # the driver encodes those as they are.
-    return to_bson if python in (dt.date, dt.time, dt.timedelta) or python.__module__ == "ipaddress" else None
+    return to_bson if python in (dt.date, dt.time, dt.timedelta) else None
 
 
 def item_dump(codec: Codec[Any], shape: Shape) -> Dump:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
-import ipaddress
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +24,7 @@ from pydantic.fields import FieldInfo
 from treadle.errors import UsageError
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
-from treadle.model.constraints import KEYWORDS, add_bounds, add_lengths, add_text_rules
+from treadle.model.constraints import KEYWORDS, add_bounds, add_lengths, add_text_lengths
 from treadle.model.pairs import is_paired
 from treadle.model.schema_check import faults
 from treadle.model.shape import Shape
@@ -39,7 +38,6 @@ _BSON_TYPES: dict[type, str | list[str]] = {
     bytes: "binData", type(None): "null", ObjectId: "objectId", uuid.UUID: "binData",
     decimal.Decimal: "decimal", Decimal128: "decimal", dt.datetime: "date", dt.date: "date",
     dt.time: "string", dt.timedelta: ["double", "int", "long"],
-    ipaddress.IPv4Address: "string", ipaddress.IPv6Address: "string",
 }  # fmt: skip
 _NUMBERS = (int, float, decimal.Decimal)
 
@@ -209,5 +207,5 @@ def _scalar(shape: Shape, config: Mapping[str, Any]) -> Schema:
     if shape.python in _NUMBERS:
         return add_bounds(schema, shape)
     if shape.python is str:
-        return add_text_rules(schema, shape, config)
+        return add_text_lengths(schema, shape, config)
     return schema

@@ -22,14 +22,12 @@ Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
 ValidationAction = Literal["error", "warn"]
 MigrateOnRead = Literal["memory", "store"]
-UnknownKinds = Literal["refuse", "base"]
 
 _CHOICES = {
     "naming": Naming,
     "validation": Validation,
     "validation_action": ValidationAction,
     "migrate_on_read": MigrateOnRead,
-    "unknown_kinds": UnknownKinds,
 }
 
 
@@ -45,7 +43,6 @@ class Settings:
     # Polymorphic: the stored field that names the kind, and the kind of this very class.
     discriminator: str | None = None
     kind: Any = None
-    unknown_kinds: UnknownKinds = "refuse"
     # The kind of documents that have no discriminator, from before there were kinds.
     default_kind: Any = None
     # Schema versioning: the version that this class describes.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import re
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,9 +20,6 @@ from bson.int64 import Int64
 from treadle.values import frozen
 
 INT32 = 2**31
-# A repeated group, which may take a backtracking engine time that doubles with every character.
-REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
-SLOW_LENGTH = 20
 
 
 @frozen
@@ -105,10 +101,6 @@ def _array(schema: Mapping[str, Any], value: list[Any], path: str) -> Iterator[F
 def _scalar(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Fault]:
     if isinstance(value, str):
         yield from _sizes(schema, len(value), path, value, ("minLength", "maxLength"))
-        # Python may take for ever where a group is repeated; the server has judged already.
-        slow = len(value) > SLOW_LENGTH and REPEATED_GROUP.search(schema.get("pattern", ""))
-        if "pattern" in schema and not slow and not fits_pattern(schema["pattern"], value):
-            yield Fault(path, value, {"pattern": schema["pattern"]})
     number = _number(value)
     if number is None:
         return
@@ -148,11 +140,6 @@ def _number(value: Any) -> Any:
 
 def _is_nan(number: Any) -> bool:
     return isinstance(number, decimal.Decimal) and number.is_nan()
-
-
-def fits_pattern(pattern: str, value: str) -> bool:
-    """Whether a text fits a pattern of a validator, as far as Python can tell."""
-    return bool(re.search(pattern.replace(r"\p{Nd}", r"\d").replace(r"\z", r"\Z"), value))
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -12,8 +12,6 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
-import ipaddress
-import pathlib
 import types
 import typing
 import uuid
@@ -23,14 +21,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import typing_extensions
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import AnyUrl, BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
+from pydantic import BaseModel, PlainSerializer, Secret, SecretBytes, SecretStr, WrapSerializer
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError
 from treadle.values import frozen
 
 Kind = Literal[
-    "scalar", "model", "list", "set", "frozenset", "tuple", "deque", "map", "union", "enum",
+    "scalar", "model", "list", "set", "frozenset", "tuple", "map", "union", "enum",
     "literal", "any", "custom",
 ]  # fmt: skip
 
@@ -40,17 +38,17 @@ _STORED_AS: dict[type, str] = {
     str: "string", int: "int", float: "double", bool: "bool", bytes: "bytes", ObjectId: "objectId",
     uuid.UUID: "uuid", Decimal128: "decimal", decimal.Decimal: "decimal", dt.datetime: "date",
     dt.date: "date", dt.time: "string", dt.timedelta: "double",
-    ipaddress.IPv4Address: "string", ipaddress.IPv6Address: "string",
 }  # fmt: skip
 SCALARS: frozenset[type] = frozenset({*_STORED_AS, type(None)})
 _ARRAYS: dict[Any, Kind] = {
     list: "list", collections.abc.Sequence: "list", collections.abc.Iterable: "list",
     set: "set", collections.abc.Set: "set", collections.abc.MutableSet: "set",
-    frozenset: "frozenset", deque: "deque",
+    frozenset: "frozenset",
 }  # fmt: skip
 # When a serializer that does not concern what is stored is used.
 FOR_JSON_ONLY = ("json", "json-unless-none")
-_TEXTUAL = (pathlib.PurePath, AnyUrl)
+# Types that Pydantic knows and BSON does not, and that are no model's own.
+_UNSTORABLE = (deque, Secret, SecretStr, SecretBytes, complex, range)
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
@@ -147,12 +145,10 @@ def _stored_as(shape: Shape) -> set[str]:
         if issubclass(shape.python, (str, int)):
             return set()
         return {_STORED_AS.get(type(member.value), "other") for member in shape.python}
-    if shape.kind in ("list", "set", "frozenset", "tuple", "deque"):
+    if shape.kind in ("list", "set", "frozenset", "tuple"):
         return {"array"}
     if shape.kind == "map":
         return {"map"}
-    if shape.kind == "any" and isinstance(shape.python, type) and issubclass(shape.python, _TEXTUAL):
-        return {"string"}
     return set()
 
 
@@ -172,6 +168,8 @@ def _generic(
         return Shape("map", dict, (key, value), metadata=metadata)
     if isinstance(origin, type) and issubclass(origin, BaseModel):
         return Shape("model", annotation, metadata=metadata)
+    if isinstance(origin, type) and issubclass(origin, _UNSTORABLE):
+        raise _not_storable(origin, where)
     return Shape("any", annotation, metadata=metadata)
 
 
@@ -210,15 +208,26 @@ def _class(annotation: type, metadata: tuple[Any, ...], where: str) -> Shape:
         return Shape("scalar", scalar, metadata=metadata)
     if dataclasses.is_dataclass(annotation) or named_tuple:
         return Shape("custom", annotation, metadata=metadata)
-    refused = issubclass(annotation, (SecretStr, SecretBytes)) or annotation in (complex, type, range)
+    refused = annotation is type or issubclass(annotation, _UNSTORABLE) or _is_address(annotation)
     if not refused and (
-        issubclass(annotation, pathlib.PurePath)
-        or typing_extensions.is_typeddict(annotation)
+        typing_extensions.is_typeddict(annotation)
         or hasattr(annotation, "__get_pydantic_core_schema__")
         or annotation.__module__.startswith(("bson", "re", "pydantic"))
     ):
         return Shape("any", annotation, metadata=metadata)
-    raise DeclarationError(
+    raise _not_storable(annotation, where)
+
+
+def _is_address(annotation: type) -> bool:
+    """Whether this is one of Pydantic's URLs or IP addresses, whose values BSON has no form for."""
+    return any(
+        base.__module__.startswith(("pydantic.networks", "pydantic_core")) and base.__name__ != "EmailStr"
+        for base in annotation.__mro__
+    )
+
+
+def _not_storable(annotation: type, where: str) -> DeclarationError:
+    return DeclarationError(
         f"{where} is a {annotation.__name__}, which has no BSON form; use a type that has one "
         "or give the field a PlainSerializer",
         code="type-not-storable",

@@ -44,10 +44,9 @@ class _Windowed:
 
 @dataclass(frozen=True)
 class _Sized(_Windowed):
-    """Several minutes, hours or days as one window, which may begin later than on the full hour or day."""
+    """Several minutes or hours as one window."""
 
     size: int = 1
-    offset: dt.timedelta = dt.timedelta(0)
 
 
 @dataclass(frozen=True)
@@ -65,23 +64,17 @@ class Hour(_Sized):
 
 
 @dataclass(frozen=True)
-class Day(_Sized):
-    """The day of a date, from midnight to midnight in the time zone, or `size` of them.
-
-    `offset=timedelta(hours=6)` lets days begin at six on the clock. Several
-    days are counted from the first of January 1970, later by the offset.
-    """
+class Day(_Windowed):
+    """The day of a date, from midnight to midnight in the time zone."""
 
     unit: ClassVar[Unit] = "day"
 
 
 @dataclass(frozen=True)
 class Week(_Windowed):
-    """The week of a date, which begins on Monday, or on the day `begins`, in the time zone."""
+    """The week of a date, which begins on Monday in the time zone."""
 
     unit: ClassVar[Unit] = "week"
-
-    begins: str = "monday"
 
 
 @dataclass(frozen=True)
@@ -222,42 +215,24 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed 
     return parts
 
 
-WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 # Sizes that a larger unit is made of, so that each hour and each day begins with a window.
 SIZES = {
     "minute": [size for size in range(1, 31) if not 60 % size],
     "hour": [size for size in range(1, 13) if not 24 % size],
-    "day": range(1, 367),
 }
 
 
 def _window(place: Place, name: str, declared: _Windowed) -> Window:
-    where = f"{place.label} has a window as its key {name!r} with"
-    if isinstance(declared, Week):
-        if declared.begins not in WEEKDAYS:
-            raise DeclarationError(
-                f"{where} begins={declared.begins!r}; write one of {', '.join(WEEKDAYS)}", code="rollup-keys"
-            )
-        return Window(declared.unit, declared.timezone, begins=WEEKDAYS.index(declared.begins))
     if not isinstance(declared, _Sized):
         return Window(declared.unit, declared.timezone)
-    size, offset = declared.size, declared.offset
-    sizes = SIZES[declared.unit]
+    size, sizes = declared.size, SIZES[declared.unit]
     if type(size) is not int or size not in sizes:
-        known = f"1 to {sizes[-1]}" if isinstance(sizes, range) else ", ".join(map(str, sizes))
         raise DeclarationError(
-            f"{where} size={size!r}; windows of {declared.unit}s have one of the sizes {known}",
+            f"{place.label} has a window as its key {name!r} with size={size!r}; windows of "
+            f"{declared.unit}s have one of the sizes {', '.join(map(str, sizes))}",
             code="rollup-keys",
         )
-    window = Window(declared.unit, declared.timezone, size, offset)
-    whole = isinstance(offset, dt.timedelta) and not offset.microseconds % 1000
-    if not whole or not dt.timedelta(0) <= offset < window.length:
-        raise DeclarationError(
-            f"{where} offset={offset!r}; an offset is a timedelta of whole milliseconds, from 0 to less "
-            f"than the window itself, which is {window.length}",
-            code="rollup-keys",
-        )
-    return window
+    return Window(declared.unit, declared.timezone, size)
 
 
 def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window | None) -> None:
@@ -274,8 +249,7 @@ def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, wi
                     f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
                     code="rollup-keys",
                 )
-        instant = window.length < _DAY or bool(window.offset % _DAY)
-        if own.python is dt.date and (instant or not window.utc):
+        if own.python is dt.date and (window.length < _DAY or not window.utc):
             raise DeclarationError(
                 f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
                 "declare a datetime",

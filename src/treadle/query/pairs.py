@@ -25,7 +25,7 @@ Raw = dict[str, Any]
 LOGICAL = ("$and", "$or", "$nor")
 SORTED = "_treadle_sort"
 PATTERNS = (re.Pattern, Regex)
-# What an operator makes of the old value, which is null where there is none.
+# What an operator makes of the old value of a plain field, which is null where there is none.
 ARITHMETIC = {
     "$inc": lambda old, value: {"$add": [{"$ifNull": [old, 0]}, value]},
     "$mul": lambda old, value: {"$multiply": [{"$ifNull": [old, 0]}, value]},
@@ -214,7 +214,7 @@ def _check_names(
         if name.startswith("$"):
             reason = "a position, but attributes have names"
         elif is_measured(codec.pairs[map_path].items[1]) and name.endswith((".value", ".unit")):
-            reason = "a part of a Measured, which is written whole, or computed by its own name"
+            reason = "a part of a Measured, which is written whole"
         elif paths.count(path) > 1 or any(f"{map_path}.".startswith(f"{each}.") for each in paths):
             reason = "what another part of the update changes as well"
         if reason:
@@ -261,22 +261,16 @@ def _pair(operator: str, path: str, name: str, value: Any) -> Raw:
     if operator == "$unset":
         missing = {"$eq": [{"$type": f"${path}"}, "missing"]}
         return {"$set": {path: {"$cond": [missing, "$$REMOVE", others]}}}
-    if operator == "$set":
-        if isinstance(value, dict) and value.keys() == {"value", "unit"}:
-            changed: Raw = {"k": literal, "v": {"$literal": value["value"]}, "u": {"$literal": value["unit"]}}
-        else:
-            changed = {"k": literal, "v": {"$literal": value}}
-    elif operator in ARITHMETIC:
-        old = {"$arrayElemAt": ["$$mine.v", 0]}
-        computed = ARITHMETIC[operator](old, {"$literal": value})
-        unit = {"$ifNull": [{"$arrayElemAt": ["$$mine.u", 0]}, "$$REMOVE"]}
-        mine = {"$filter": {"input": pairs, "cond": {"$eq": ["$$this.k", literal]}}}
-        changed = {"$let": {"vars": {"mine": mine}, "in": {"k": literal, "v": computed, "u": unit}}}
-    else:
+    if operator != "$set":
         raise UsageError(
-            f"an attribute can be $set, $unset, or computed with $inc, $mul, $min and $max; not {operator}",
+            f"{operator} of {path + '.' + name!r}: an attribute can be $set or $unset; read it and $set the "
+            "new value, or make it a field of its own",
             code="attributes-update",
         )
+    if isinstance(value, dict) and value.keys() == {"value", "unit"}:
+        changed: Raw = {"k": literal, "v": {"$literal": value["value"]}, "u": {"$literal": value["unit"]}}
+    else:
+        changed = {"k": literal, "v": {"$literal": value}}
     replaced = {
         "$map": {"input": pairs, "in": {"$cond": [{"$eq": ["$$this.k", literal]}, changed, "$$this"]}}
     }

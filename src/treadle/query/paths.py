@@ -18,7 +18,7 @@ from treadle.model.pairs import is_paired
 from treadle.model.shape import Shape
 from treadle.values import frozen
 
-ARRAYS = frozenset({"list", "set", "frozenset", "tuple", "deque"})
+ARRAYS = frozenset({"list", "set", "frozenset", "tuple"})
 # Where a DBRef holds the id of the document that it refers to.
 REFERRED = "$id"
 # No name of a field is longer; comparing one that is takes seconds.

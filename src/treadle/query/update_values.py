@@ -44,7 +44,7 @@ DECIMAL_SAFE = decimal.Decimal("1E6110")
 # Besides text and whole numbers, what an update may hold without being converted or looked at.
 _SINGLE = frozenset({float, bool, type(None), ObjectId})
 _PLAIN = ("$set", "$inc")
-_ARRAYS = ("list", "set", "frozenset", "deque", "tuple")
+_ARRAYS = ("list", "set", "frozenset", "tuple")
 
 
 class Checked(NamedTuple):

@@ -5,9 +5,9 @@ expressions that MongoDB 4.4 has; `$dateTrunc` is newer, and cuts hours by the
 offset that a zone had in the year 2000. In UTC Python computes the same.
 
 A day that daylight saving makes longer or shorter is one window of 23 or 25
-hours. An hour that is lived twice is two windows. Windows of several hours or
-days begin when the zone's clock shows their time: they too are longer or
-shorter where it is moved.
+hours. An hour that is lived twice is two windows. Windows of several hours
+begin when the zone's clock shows their time: they too are longer or shorter
+where it is moved.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NONE = dt.timedelta(0)
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _HOUR = dt.timedelta(hours=1)
 _EPOCH = dt.datetime(1970, 1, 1)
-# The first of January 1970 was a Thursday; weeks begin on Monday, unless said otherwise.
+# The first of January 1970 was a Thursday; weeks begin on Monday.
 _FIRST_MONDAY = dt.timedelta(days=4)
 # Zones have moved by as much as a day, when they crossed the date line.
 ZONE_MARGIN = dt.timedelta(hours=26)
 # Python knows the years 1 to 9999; in a zone a window may begin in the year before.
 _UTC_RANGE = dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=dt.UTC)
 _ZONE_RANGE = dt.datetime(1, 2, 3, tzinfo=dt.UTC), dt.datetime(9999, 12, 29, tzinfo=dt.UTC)
-# Where a window may be as long as a year, and begin at any time.
+# Where a window may be as long as a year.
 _LONG_RANGE = dt.datetime(2, 2, 3, tzinfo=dt.UTC), dt.datetime(9998, 12, 29, tzinfo=dt.UTC)
 _UTC_NAMES = frozenset({"UTC", "GMT", "Z", "Etc/UTC", "Etc/GMT", "+00:00", "+0000", "+00"})
 _OFFSET = re.compile(r"[+-]\d\d(:?[0-5]\d)?\Z")
@@ -55,12 +55,8 @@ class Window:
 
     unit: Unit
     timezone: str = "UTC"
-    # So many minutes, hours or days are one window.
+    # So many minutes or hours are one window.
     size: int = 1
-    # How long after midnight, or after the first of January 1970, the windows begin.
-    offset: dt.timedelta = dt.timedelta(0)
-    # The weekday on which weeks begin: 0 is Monday.
-    begins: int = 0
 
     @property
     def utc(self) -> bool:
@@ -70,8 +66,6 @@ class Window:
     @property
     def range(self) -> tuple[dt.datetime, dt.datetime]:
         """The dates that have a window."""
-        if self.size > 1 or self.offset or self.begins:
-            return _LONG_RANGE
         if self.utc:
             return _UTC_RANGE
         return _LONG_RANGE if self.unit in ("quarter", "year") else _ZONE_RANGE
@@ -84,9 +78,7 @@ class Window:
     @property
     def _shift(self) -> dt.timedelta:
         """When one of the windows begins, after the first of January 1970."""
-        return self.offset + (
-            _FIRST_MONDAY + dt.timedelta(days=self.begins) if self.unit == "week" else _NONE
-        )
+        return _FIRST_MONDAY if self.unit == "week" else _NONE
 
     def start_of(self, date: Any) -> dt.datetime | None:
         """The first instant of a date's window, in UTC; None for what is no date, or out of range."""
@@ -137,15 +129,14 @@ class Window:
                 return {"$subtract": [date, _remainder(self._since(date), self.length)]}
             if self.length <= _HOUR:
                 return self._short(date)
-            if self.size > 1 or self.offset:
+            if self.size > 1:
                 return self._by_the_clock(date)
         parts: dict[str, Any] = {"year": "$$p.year", "month": "$$p.month", "timezone": self.timezone}
         if self.unit == "day":
             parts["day"] = "$$p.day"
         elif self.unit == "week":
             weekday = {"$isoDayOfWeek": {"date": date, "timezone": self.timezone}}
-            past = {"$mod": [{"$add": [weekday, 6 - self.begins]}, 7]}
-            parts["day"] = {"$subtract": ["$$p.day", past]}
+            parts["day"] = {"$subtract": ["$$p.day", {"$subtract": [weekday, 1]}]}
         elif months != 1:
             past = {"$mod": [{"$subtract": ["$$p.month", 1]}, months]}
             parts["month"] = {"$subtract": ["$$p.month", past]}
@@ -157,16 +148,14 @@ class Window:
 
     def _short(self, date: str) -> Any:
         """An hour, or a part of one, so that each hour on the clock begins with a window."""
-        offset = self.offset // _MILLISECOND
-        hour = self._hour("$$t")
-        if self.unit == "minute":
-            past = {"$mod": [{"$subtract": ["$$t", "$$hour"]}, self.length // _MILLISECOND]}
-            hour = {"$let": {"vars": {"hour": hour}, "in": {"$subtract": ["$$t", past]}}}
-        moved = {"$subtract": [date, offset]}
-        return {"$add": [{"$let": {"vars": {"t": moved}, "in": hour}}, offset]}
+        hour = self._hour(date)
+        if self.unit == "hour":
+            return hour
+        past = {"$mod": [{"$subtract": [date, "$$hour"]}, self.length // _MILLISECOND]}
+        return {"$let": {"vars": {"hour": hour}, "in": {"$subtract": [date, past]}}}
 
     def _by_the_clock(self, date: str) -> Any:
-        """Several hours or days: the last beginning that is not after the date.
+        """Several hours: the last beginning that is not after the date.
 
         The zone's clock is read as if it were UTC, and cut. What it then shows
         may be skipped or lived twice, so that the neighbours are looked at too.
@@ -178,7 +167,7 @@ class Window:
         length = self.length // _MILLISECOND
         instants = {}
         # Islands have skipped whole days; the same time of the day before was there.
-        day = max(length, LONGEST["day"] // _MILLISECOND)
+        day = LONGEST["day"] // _MILLISECOND
         for name, move in (("next", length), ("same", 0), ("before", -length), ("day_before", -day)):
             parts = {"$dateToParts": {"date": {"$add": ["$$begun", move]}}}
             there = {"$dateFromParts": {**{each: f"$$q.{each}" for each in names}, "timezone": self.timezone}}

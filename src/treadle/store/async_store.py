@@ -19,7 +19,6 @@ from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
 from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
-from treadle.graph.calls import ALL
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
@@ -403,9 +402,9 @@ class AsyncStore(AsyncOperations):
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
         return await run_due(self, now, dry_run)
 
-    def tree(self, model: type[D], within: Any = ALL) -> AsyncTreeHandle[D]:
-        """The tree of a model that declares one; `within` is which, where a field keeps several apart."""
-        return AsyncTreeHandle(self, model, within)
+    def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
+        """The tree of a model that declares one."""
+        return AsyncTreeHandle(self, model)
 
     # -- the driver beneath -------------------------------------------------------
 

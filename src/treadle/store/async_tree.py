@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from typing import Any, Generic, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import ALL, SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
+from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
@@ -70,9 +70,9 @@ async def _page(cursor: Any, size: int) -> list[Any]:
 class AsyncTreeHandle(Generic[D]):
     """The tree of one model: ids in, models out."""
 
-    def __init__(self, store: AsyncWriter, model: type[D], within: Any = ALL) -> None:
+    def __init__(self, store: AsyncWriter, model: type[D]) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol, within)
+        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol)
 
     # -- reading ----------------------------------------------------------------------
 
@@ -92,35 +92,11 @@ class AsyncTreeHandle(Generic[D]):
             self._store.runner, self._calls.descendants(id, max_depth, sort), self._store._within(session)
         )
 
-    def siblings(self, id: Any, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
-        """The other children of a node's parent, streamed; of a root, the other roots."""
-        return AsyncNodes(self._store.runner, self._calls.siblings(id, sort), self._store._within(session))
-
-    def leaves(self, id: Any = None, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
-        """The nodes without children at or below one, or in the whole forest, streamed depth first."""
-        return AsyncNodes(self._store.runner, self._calls.leaves(id, sort), self._store._within(session))
-
-    def walk(
-        self,
-        id: Any = None,
-        order: Order = "depth",
-        max_depth: int | None = None,
-        sort: Sort | None = None,
-        session: Session = None,
-    ) -> AsyncNodes[D]:
-        """A node and all below it, or the whole forest, streamed depth or breadth first; siblings sorted."""
-        reader = self._calls.walk(id, order, max_depth, sort)
-        return AsyncNodes(self._store.runner, reader, self._store._within(session))
-
     async def nested(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
     ) -> Nested[D]:
         """A node and all below it, as one nested structure."""
         return await self._store._read(self._calls.nested(id, max_depth, sort), session)
-
-    async def common_ancestor(self, *ids: Any, session: Session = None) -> D | None:
-        """The lowest node that each of these is at or below; None where they have none in common."""
-        return await self._store._read(self._calls.common_ancestor(ids), session)
 
     async def ancestors(self, id: Any, session: Session = None) -> list[D]:
         """The nodes above one, root first."""
@@ -145,45 +121,23 @@ class AsyncTreeHandle(Generic[D]):
     # -- writing ----------------------------------------------------------------------
 
     async def insert(
-        self,
-        node: D,
-        parent: Any = None,
-        session: Session = None,
-        *,
-        at: Literal["first", "last"] | None = None,
-        before: Any = None,
-        after: Any = None,
+        self, node: D, parent: Any = None, session: Session = None, *, at: int | None = None
     ) -> D:
         """Store a new node below a parent; without one, where its own fields say.
 
-        In a tree with `order=` it is the last of its siblings, unless `at`,
-        `before` or `after` says otherwise; these take the id of a sibling.
+        `at` is the index among the parent's children, for ChildReferences;
+        a new node is the last of them otherwise.
         """
-        return await self._store._write(self._calls.insert(node, parent, at, before, after), session)
+        return await self._store._write(self._calls.insert(node, parent, at), session)
 
-    async def find_or_create_path(
-        self, nodes: Sequence[D], parent: Any = None, by: str | None = None, session: Session = None
-    ) -> list[D]:
-        """Nodes, each below the one before, found by the field `by` and created where they are missing."""
-        return await self._store._write(self._calls.find_or_create_path(nodes, parent, by), session)
-
-    async def move(
-        self,
-        id: Any,
-        parent: Any = SAME,
-        session: Session = None,
-        *,
-        at: Literal["first", "last"] | None = None,
-        before: Any = None,
-        after: Any = None,
-    ) -> D:
+    async def move(self, id: Any, parent: Any, session: Session = None, *, at: int | None = None) -> D:
         """Put a node, and all below it, under another parent; None makes it a root.
 
-        In a tree with `order=` it becomes the last of its siblings, unless
-        `at`, `before` or `after` says otherwise; then the parent may be left
-        out.
+        `at` is the index among the parent's other children, for
+        ChildReferences; a node becomes the last of them otherwise. With the
+        parent that it has, only its place among its siblings changes.
         """
-        return await self._store._write(self._calls.move(id, parent, at, before, after), session)
+        return await self._store._write(self._calls.move(id, parent, at), session)
 
     async def rename(self, id: Any, segment: str, session: Session = None) -> D:
         """Give a node another segment, and all below it the paths that follow."""

@@ -94,7 +94,6 @@ class Targets:
                 rule.recall(before, mark.cards, mark.renewed)
             return before
 
-        dates = [rule for rule in recomputation.gathers if rule.only_dates]
         yield from rewrite(
             server,
             recomputation,
@@ -102,7 +101,6 @@ class Targets:
             ledger,
             recall=recall if keeping else None,
             unforced=unforced,
-            dated={key: mark.dated.intersection(dates) for key, mark in marks.items()} if dates else {},
             gather=None if counted is None else counted.gather,
         )
         if not server.cluster_time:

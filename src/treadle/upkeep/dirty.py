@@ -37,15 +37,12 @@ class Mark:
     # `renewed`, the paths with positions, where it changed and nobody sent what was before.
     cards: Raw | None = None
     renewed: frozenset[str] = frozenset()
-    # The rules by which the changed source dates it.
-    dated: frozenset[GatherRule] = frozenset()
     # The sources that were inserted, with their times; None if anything else happened to its sources.
     arrived: list[tuple[Any, Raw]] | None = field(default_factory=list)
 
     def add(self, later: Mark) -> None:
         """Make this the mark of a later event as well."""
         self.sourced = self.sourced or later.sourced
-        self.dated |= later.dated
         self.renewed |= later.renewed
         if later.arrived is None or self.arrived is None:
             self.arrived = None
@@ -90,8 +87,7 @@ class Dirty:
 
     def mark_fed(self, rule: GatherRule, key: Any) -> None:
         """Mark a target of a changed source."""
-        dated = frozenset([rule]) if rule.only_dates else frozenset[GatherRule]()
-        self.marks.setdefault(rule.target, []).append(Mark(key, sourced=True, dated=dated, arrived=None))
+        self.marks.setdefault(rule.target, []).append(Mark(key, sourced=True, arrived=None))
 
     def mark(
         self,

@@ -68,7 +68,7 @@ class Watch:
                 self.ledgered += [rule] if ledgered else []
                 # Rules that mark the same targets by the same keys look at each event once.
                 together: Any = rule.target, rule.source, rule.key.signature, rule.to
-                if ledgered or rule.only_dates:
+                if ledgered:
                     together = rule
                 if together in alike:
                     alike[together].add(rule)

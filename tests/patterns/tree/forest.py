@@ -19,6 +19,8 @@ from treadle import (
     MaterializedPath,
     ParentReference,
 )
+from treadle.graph.calls import hierarchy_of
+from treadle.patterns.tree.fields import Tree, TreeRule
 
 
 class Array(Document, collection="arrays", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
@@ -210,6 +212,13 @@ def right(model: type[Document], oracle: Oracle) -> dict[Any, Any]:
             },
         }[model]
     return found
+
+
+def tree_of(entry: Any) -> Tree:
+    """What the plans of a model's tree take."""
+    rule = hierarchy_of(entry)
+    assert isinstance(rule, TreeRule)
+    return rule.tree
 
 
 def limits_of(size: int) -> Limits:

@@ -30,13 +30,14 @@ from tests.patterns.tree.forest import (
     PathedUp,
     Turning,
     plant,
+    tree_of,
 )
 from treadle import AsyncStore, DataError, Document, Store, UsageError
 from treadle.engine.deletes import DeleteOneDocument
 from treadle.engine.inserts import Insert, Work
 from treadle.engine.transaction import ByTransaction
 from treadle.patterns.tree import fields, placing, state
-from treadle.patterns.tree.moves import Move, tree_of
+from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.removes import Remove
 from treadle.plan import find, find_one, unwind
 from treadle.store import shell

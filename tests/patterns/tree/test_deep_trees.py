@@ -6,9 +6,9 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from tests.patterns.tree.forest import tree_of
 from treadle import AncestorArray, Document, Limits, MaterializedPath, Store
 from treadle.graph.graph import Graph
-from treadle.patterns.tree.moves import tree_of
 from treadle.patterns.tree.reads import outside_child
 from treadle.plan.server_errors import translate
 

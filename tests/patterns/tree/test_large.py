@@ -24,10 +24,11 @@ from tests.patterns.tree.forest import (
     limits_of,
     names,
     plant,
+    tree_of,
 )
 from treadle import DataError, Document, ExtendedReference, Id, MaterializedPath, Store, UsageError
 from treadle.patterns.tree import state
-from treadle.patterns.tree.moves import Move, tree_of
+from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.pace import Pace
 from treadle.patterns.tree.removes import Remove
 from treadle.patterns.tree.unfinished import chunk, finish

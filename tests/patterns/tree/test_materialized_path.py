@@ -7,10 +7,9 @@ import re
 import pytest
 from bson import ObjectId
 
-from tests.patterns.tree.forest import Pathed, PathedUp, names, plant
+from tests.patterns.tree.forest import Pathed, PathedUp, names, plant, tree_of
 from treadle import DataError, Store, UsageError
 from treadle.patterns.tree import reads, segments
-from treadle.patterns.tree.moves import tree_of
 
 SHAPE = {
     "company": {"eng": {"backend": {}}, "engineering": {"frontend": {}}, "a.b": {"x": {}}, "aXb": {"y": {}}}

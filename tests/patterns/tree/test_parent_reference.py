@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from tests.patterns.tree.forest import Array, Listed, Parented, names, plant
+from tests.patterns.tree.forest import Array, Listed, Parented, names, plant, tree_of
 from treadle import DataError, Limits, Store, UsageError
 from treadle.patterns.tree import reads
-from treadle.patterns.tree.moves import tree_of
 
 SHAPE = {"r": {"a": {"a1": {"a2": {}}, "a3": {}}, "b": {}}, "s": {}}
 
@@ -175,7 +174,7 @@ def test_bad_arguments_are_refused_at_once(store):
     for depth in (-1, 1.5, True, "2"):
         with pytest.raises(UsageError, match="max_depth"):
             tree.descendants(ObjectId(), max_depth=depth)
-    with pytest.raises(UsageError, match="'refuse', 'subtree', 'lift' or 'root'"):
+    with pytest.raises(UsageError, match="'refuse', 'subtree' or 'lift'"):
         tree.remove(ObjectId(), children="all")
     with pytest.raises(UsageError, match="no segment"):
         tree.rename(ObjectId(), "x")

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.model.document import Document
-from treadle.patterns.tree.apart import absent, divide
 from treadle.patterns.tree.fields import UNSTATED, Tree, parent_missing
 from treadle.patterns.tree.placing import parents_first, parents_of, parents_outside
 from treadle.patterns.tree.reads import nodes_by_key
@@ -44,24 +43,20 @@ def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[list[tuple[D, Any, int]
         for raw in raws:
             tree.segment_of(raw)
     by_key = {freeze(raw["_id"]): document for raw, document in zip(raws, documents, strict=True)}
-    parents: dict[Any, Any] = {}
-    order: list[Any] = []
+    parents = yield from parents_of(tree, raws, [UNSTATED] * len(raws))
+    order = [freeze(raw["_id"]) for raw in parents_first(tree, raws, parents)]
     depths: dict[Any, int] = {}
     most = tree.entry.limits.tree_check_max
-    for own, some, stated in (yield from divide(tree, raws, [UNSTATED] * len(raws))):
-        above_each = yield from parents_of(own, some, stated)
-        parents |= above_each
-        order += [freeze(raw["_id"]) for raw in parents_first(own, some, above_each)]
-        # A parent that does not exist is refused before the first piece is written.
-        outside = parents_outside(some, above_each)
-        for start in range(0, len(outside), most):
-            keys = outside[start : start + most]
-            present = yield from nodes_by_key(own, keys, tree.projection)
-            for key in keys:
-                if freeze(key) not in present:
-                    raise (yield from absent(own, key, parent_missing(tree, key)))
-                above = tree.get(present[freeze(key)], "ancestors") if tree.ancestors is not None else None
-                depths[freeze(key)] = len(above) if isinstance(above, list) else 0
+    # A parent that does not exist is refused before the first piece is written.
+    outside = parents_outside(raws, parents)
+    for start in range(0, len(outside), most):
+        keys = outside[start : start + most]
+        present = yield from nodes_by_key(tree, keys, tree.projection)
+        for key in keys:
+            if freeze(key) not in present:
+                raise parent_missing(tree, key)
+            above = tree.get(present[freeze(key)], "ancestors") if tree.ancestors is not None else None
+            depths[freeze(key)] = len(above) if isinstance(above, list) else 0
     for key in order:
         depths[key] = 0 if parents[key] is None else depths[freeze(parents[key])] + 1
     # Child lists are filled as the children come, so these nodes get their parents stated.

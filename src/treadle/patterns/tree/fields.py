@@ -8,9 +8,8 @@ another; then the first is the truth and is read, and the others follow it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from pymongo import ASCENDING, IndexModel
 
@@ -20,7 +19,7 @@ from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
-from treadle.query.paths import Path, getter, model_of, overlap, resolve, value_at
+from treadle.query.paths import Path, getter, model_of, overlap, resolve
 from treadle.query.safety import Sort, sort_keys
 from treadle.values import frozen
 
@@ -34,6 +33,14 @@ class _Unstated:
 
 UNSTATED: Final = _Unstated()
 """Where a node goes is for its own fields to say."""
+
+
+class Stated(NamedTuple):
+    """Where a caller wants a new node: below which parent, and at which index among its children."""
+
+    parent: Any
+    at: int | None
+
 
 # The path that the descendants of a node still have while a large move of it is under way.
 MOVING = f"{RESERVED}.moving"
@@ -72,37 +79,25 @@ class TreeRule(Rule):
         return {self.target.collection: {"_id"}}
 
     def maintained(self) -> set[str]:
-        shared = (self.tree.order, self.tree.within) if self.tree.declares(self) else ()
-        return {path.stored for path in self.roles.values()} | {each for each in shared if each is not None}
+        return {path.stored for path in self.roles.values()}
 
     def shares(self, path: str, other: Rule) -> bool:
         return isinstance(other, TreeRule)
 
     def brought(self) -> set[str]:
-        own = {self.roles[role].stored for role in ("parent", "segment") if role in self.roles}
-        return own if self.tree.within is None else own | {self.tree.within}
+        return {self.roles[role].stored for role in ("parent", "segment") if role in self.roles}
 
     def advice(self, maintained: str) -> str:
         tree = f"store.tree({self.target.model.__name__})"
         segment = self.roles.get("segment")
         if segment is not None and segment.stored == maintained:
             return f"; the paths below it follow from it: rename the node with {tree}.rename(id, segment)"
-        if maintained == self.tree.order:
-            return f"; move the node with {tree}.move(id, before=other)"
-        if maintained == self.tree.within:
-            return "; a node stays in its tree: insert it anew in the other one, and remove it here"
         return f"; move the node with {tree}.move(id, parent)"
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         # With the id, so that pages of descendants and siblings come in order from the index.
         listed = [self.roles[role] for role in ("parent", "ancestors", "children") if role in self.roles]
         keys = [[(path.stored, ASCENDING), ("_id", ASCENDING)] for path in listed]
-        if self.tree.order is not None and self.tree.parent is not None and self.tree.declares(self):
-            keys.append([(self.tree.parent, ASCENDING), (self.tree.order, ASCENDING), ("_id", ASCENDING)])
-        if self.tree.within is not None and self.tree.parent is not None and self.tree.declares(self):
-            # The roots of each tree.
-            roots = [self.tree.within, self.tree.parent, self.tree.order, "_id"]
-            keys.append([(path, ASCENDING) for path in roots if path is not None])
         return [(self.target, IndexModel(each)) for each in keys]
 
 
@@ -148,11 +143,7 @@ def _last_field(entry: Entry[Any], path: Path) -> StoredField:
 
 
 class Tree:
-    """The tree of one model: all its representations, with stored paths.
-
-    Where a field keeps several trees apart, it is about all of them, or with
-    `of` confined to one.
-    """
+    """The tree of one model: all its representations, with stored paths."""
 
     def __init__(self, entry: Entry[Any]) -> None:
         self.entry = entry
@@ -162,91 +153,21 @@ class Tree:
         self.roles: dict[Role, str] = {}
         self.lead: dict[Role, Path] = {}
         self.truth: Literal["parent", "path", "children"] = "children"
-        # The stored path of the number by which siblings are in an order of their own.
-        self.order: str | None = None
         # How siblings are read where the caller does not say.
         self.sort: Sort = "_id"
-        # The stored path of the field that keeps several trees apart; and the condition that tells this one.
-        self.within: str | None = None
-        self.confined: Raw = {}
 
-    def separate(self, within: str | None, label: str) -> None:
-        """Take in the field that keeps several trees apart, which one of the representations names."""
-        if within is None:
+    def sort_by(self, sort: Sort | None, label: str) -> None:
+        """Take in how siblings are sorted, which one of the representations says."""
+        if sort is None:
             return
-        if not isinstance(within, str):
+        if "children" in self.lead:
             raise DeclarationError(
-                f"{label} has within={within!r}; it takes the name of a field", code="tree-field-missing"
-            )
-        path = resolve(self.entry.codec, within, f"{label} within=", "tree-field-missing")
-        if path.in_array or path.shape.kind != "scalar":
-            raise _mistyped(self.entry, "within", within, "is no single value, such as a text or an id")
-        if path.stored == "_id":
-            raise _mistyped(self.entry, "within", within, "is the node's own id")
-        if any(overlap(path.stored, other) for other in self.roles.values()):
-            raise _mistyped(self.entry, "within", within, "has another part in the tree")
-        if self.within not in (None, path.stored):
-            raise DeclarationError(
-                f"{label} has within={within!r}, and another representation {self.within!r}; name one field",
-                code="tree-declaration",
-            )
-        self.within = path.stored
-        self.projection[path.stored] = 1
-
-    def of(self, raw: Raw) -> Tree:
-        """The one tree that a node stands in."""
-        return self if self.within is None else self.confine(value_at(raw, self.within))
-
-    def confine(self, value: Any) -> Tree:
-        """The one tree whose nodes have this value."""
-        assert self.within is not None
-        own = copy.copy(self)
-        own.confined = {self.within: {"$eq": value}}
-        return own
-
-    @property
-    def value(self) -> Any:
-        """What the nodes of the one tree have in common; UNSTATED where this is about all."""
-        return self.confined[self.within]["$eq"] if self.within in self.confined else UNSTATED
-
-    @property
-    def lock(self) -> Any:
-        """The id of the document that all moves of one tree share."""
-        if self.within is None:
-            return self.collection
-        assert self.confined, "which of the trees is to be locked is not known"
-        return {"collection": self.collection, "tree": self.value}
-
-    def arrange(self, order: str | None, sort: Sort | None, label: str) -> None:
-        """Take in how siblings are ordered, which one of the representations says."""
-        if order is None and sort is None:
-            return
-        if order is not None and sort is not None:
-            raise DeclarationError(
-                f"{label} has order= and sort=; siblings have an order of their own, or are sorted: keep one",
-                code="tree-declaration",
-            )
-        if self.children is not None and "children" in self.lead:
-            raise DeclarationError(
-                f"{label} has {'order' if order else 'sort'}=, but child lists are in an order of their own; "
+                f"{label} has sort=, but child lists are in an order of their own; "
                 "leave it out, or use AncestorArray or ParentReference",
                 code="tree-declaration",
             )
-        if sort is not None:
-            sort_keys(sort, self.entry.codec)
-            self.sort = sort
-            return
-        if self.parent is None:
-            raise DeclarationError(
-                f"{label} has order={order!r}, for which nodes must name their parent; add parent=",
-                code="tree-declaration",
-            )
-        path = resolve(self.entry.codec, str(order), f"{label} order=", "tree-field-missing")
-        if path.in_array or path.shape.kind != "scalar" or path.shape.python is not int:
-            raise _mistyped(self.entry, "order", str(order), "is no int")
-        self.order = path.stored
-        self.sort = [(path.stored, ASCENDING), ("_id", ASCENDING)]
-        self.projection[path.stored] = 1
+        sort_keys(sort, self.entry.codec)
+        self.sort = sort
 
     def add(self, rule: TreeRule) -> None:
         for role, path in rule.roles.items():
@@ -269,8 +190,7 @@ class Tree:
         self.children = self.roles.get("children")
         self._getters = {role: getter(path) for role, path in self.roles.items()}
         # What plans read of a node.
-        shared = [each for each in (self.order, self.within) if each is not None]
-        self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values(), *shared], 1)
+        self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
         if self.children and self.truth == "path":
             raise DeclarationError(
                 f"{self.entry.model.__name__} is to have its child lists from its paths; add parent= to "
@@ -289,9 +209,7 @@ class Tree:
 
     def living(self, condition: Raw) -> Raw:
         """A condition on the nodes of the tree; those that are deleted and still stored are none."""
-        if self.entry.tombstone is None and not self.confined:
-            return condition
-        return {**condition, **self.alive, **self.confined}
+        return condition if self.entry.tombstone is None else {**condition, **self.alive}
 
     def segment_of(self, raw: Raw) -> str:
         """The node's own segment, or an error that says why it has none."""
@@ -313,8 +231,7 @@ class Tree:
             return []
         # Not of documents that have no path yet.
         beyond = self.living({self.path: {"$gt": ""}})
-        keys = [(each, ASCENDING) for each in (self.within, self.path) if each is not None]
-        return [IndexModel(keys, unique=True, partialFilterExpression=beyond)]
+        return [IndexModel([(self.path, ASCENDING)], unique=True, partialFilterExpression=beyond)]
 
 
 def node_missing(tree: Tree, key: Any) -> DataError:

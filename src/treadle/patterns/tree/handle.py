@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -10,15 +10,15 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle.engine.inserts import Insert
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import UsageError
-from treadle.graph.calls import SAME, Children, Order
+from treadle.graph.calls import Children
 from treadle.graph.outcomes import Nested
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
 from treadle.model.shown import quoted
-from treadle.patterns.tree import order, reads, state, walks
-from treadle.patterns.tree.creation import CreatePath
-from treadle.patterns.tree.fields import UNSTATED, Tree
+from treadle.patterns.tree import reads, state
+from treadle.patterns.tree.fields import UNSTATED, Stated, Tree
 from treadle.patterns.tree.moves import Move
+from treadle.patterns.tree.nested import nested
 from treadle.patterns.tree.reads import Pending, Stream
 from treadle.patterns.tree.removes import Remove
 from treadle.patterns.tree.unfinished import finish
@@ -92,30 +92,10 @@ class TreeHandle(Generic[D]):
         key = self._entry.identity(id)
         return Nodes(self._tree, reads.descendants(self._tree, key, max_depth, sort))
 
-    def siblings(self, id: Any, sort: Sort | None) -> Nodes[D]:
-        return Nodes(self._tree, walks.siblings(self._tree, self._entry.identity(id), sort))
-
-    def leaves(self, id: Any, sort: Sort | None) -> walks.Ordered[D]:
-        return walks.Ordered(self._tree, walks.leaves(self._tree, self._key(id), sort))
-
-    def walk(self, id: Any, order: Order, max_depth: int | None, sort: Sort | None) -> walks.Ordered[D]:
-        reads.check_depth(max_depth)
-        walks.check_order(order)
-        return walks.Ordered(self._tree, walks.walk(self._tree, self._key(id), order, max_depth, sort))
-
     def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]:
         reads.check_depth(max_depth)
         load = self._entry.codec.load
-        return walks.nested(self._tree, self._entry.identity(id), max_depth, sort, load)
-
-    def common_ancestor(self, ids: Sequence[Any]) -> Plan[D | None]:
-        keys = [self._entry.identity(id) for id in ids]
-        raw = yield from walks.common_ancestor(self._tree, keys)
-        return None if raw is None else self._entry.codec.load(raw)
-
-    def _key(self, id: Any) -> Any:
-        """The id of a node, or None for the whole forest."""
-        return None if id is None else self._entry.identity(id)
+        return nested(self._tree, self._entry.identity(id), max_depth, sort, load)
 
     def ancestors(self, id: Any) -> Plan[list[D]]:
         raws = yield from reads.ancestors(self._tree, self._entry.identity(id))
@@ -133,39 +113,18 @@ class TreeHandle(Generic[D]):
         return reads.depth(self._tree, self._entry.identity(id))
 
     def count(self, id: Any, max_depth: int | None) -> Plan[int]:
-        return reads.count(self._tree, self._key(id), max_depth)
+        return reads.count(self._tree, None if id is None else self._entry.identity(id), max_depth)
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def insert(self, node: D, parent: Any, at: Any = None, before: Any = None, after: Any = None) -> Plan[D]:
+    def insert(self, node: D, parent: Any, at: int | None) -> Plan[D]:
         self._check(node)
-        spot = order.spot_of(self._tree, at, before, after)
-        stated: Any = UNSTATED if parent is None else self._entry.identity(parent)
-        within = self._tree.value
-        if spot is not None and spot.sibling is not None and parent is None:
-            sibling = yield from order.sibling_at(self._tree, spot)
-            stated, within = self._tree.get(sibling, "parent"), self._tree.of(sibling).value
-        if spot is not None or within is not UNSTATED:
-            stated = order.Stated(stated, spot, within)
+        self._check_index(at, parent)
+        stated = Stated(UNSTATED if parent is None else self._entry.identity(parent), at)
         entry: Entry[D] = self._protocol.graph.entry(type(node))
         work: Insert[D] = Insert(entry, [node], {self._tree.rules[0]: [stated]})
         (stored,) = yield from self._protocol.write(work)
         return stored
-
-    def find_or_create_path(self, nodes: Sequence[D], parent: Any, by: str | None) -> Plan[list[D]]:
-        if isinstance(nodes, (str, Document)) or not isinstance(nodes, Iterable):
-            raise UsageError(
-                f"find_or_create_path() got {quoted(nodes)}; it takes a list of nodes, the topmost first",
-                code="model-unknown",
-            )
-        nodes = list(nodes)
-        for node in nodes:
-            self._check(node)
-        work: CreatePath[D] = CreatePath(self._tree, nodes, parent, by)
-        found = yield from work.find()
-        if len(found) == len(nodes):
-            return work.result(found)
-        return (yield from self._protocol.write(work))
 
     def _check(self, node: D) -> None:
         model = self._entry.model
@@ -176,11 +135,27 @@ class TreeHandle(Generic[D]):
                 code="model-unknown",
             )
 
-    def move(self, id: Any, parent: Any, at: Any = None, before: Any = None, after: Any = None) -> Plan[D]:
-        spot = order.spot_of(self._tree, at, before, after)
-        if parent is SAME and spot is None:
-            raise UsageError("move() takes the new parent, or a place among siblings", code="tree-order")
-        return (yield from self._move(id, parent=UNSTATED if parent is SAME else parent, spot=spot))
+    def _check_index(self, at: Any, parent: Any) -> None:
+        """Refuse an index among siblings that have no order, or that is not one."""
+        if at is None:
+            return
+        name = self._entry.model.__name__
+        if self._tree.truth != "children":
+            raise UsageError(
+                f"the children of a {name} have no order of their own, so at={quoted(at)} means nothing; "
+                "declare tree=ChildReferences(…), or store a number and read with sort=",
+                code="tree-order",
+            )
+        if parent is None:
+            raise UsageError(
+                f"roots are in no list, so at={quoted(at)} means nothing; give a parent", code="tree-order"
+            )
+        if not isinstance(at, int) or isinstance(at, bool) or at < 0:
+            raise UsageError(f"at={quoted(at)} is not an index; the first child is at=0", code="tree-order")
+
+    def move(self, id: Any, parent: Any, at: int | None) -> Plan[D]:
+        self._check_index(at, parent)
+        return (yield from self._move(id, parent=parent, at=at))
 
     def rename(self, id: Any, segment: str) -> Plan[D]:
         return (yield from self._move(id, segment=segment))
@@ -189,7 +164,7 @@ class TreeHandle(Generic[D]):
         work: Move[D] = Move(self._tree, id, **to)
         node = yield from self._protocol.write(work)
         if work.token is not None:
-            yield from self._finish(work.own)
+            yield from self._finish()
         return node
 
     def remove(self, id: Any, children: Children) -> Plan[int]:
@@ -197,15 +172,15 @@ class TreeHandle(Generic[D]):
         removed = yield from self._protocol.write(work)
         if work.token is None:
             return removed
-        yield from self._finish(work.own)
+        yield from self._finish()
         # It went in chunks, which others may have helped with.
-        return (yield from outside(lambda: state.outcome(work.own, work.token)))
+        return (yield from outside(lambda: state.outcome(self._tree, work.token)))
 
-    def _finish(self, tree: Tree) -> Plan[None]:
+    def _finish(self) -> Plan[None]:
         """Do the rest of a large move or removal, in chunks."""
         server = yield from server_facts()
         try:
-            yield from outside(lambda: finish(tree, self._protocol.graph, server))
+            yield from outside(lambda: finish(self._tree, self._protocol.graph, server))
         except PyMongoError as error:
             # Its beginning is committed, and the rest as pending; it must not seem to have failed.
             state.log.warning("%s: a large move is pending: %s", self._entry.model.__name__, error)

@@ -23,16 +23,15 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.tree import order, state
+from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree
-from treadle.patterns.tree.placing import hold_parents
 from treadle.patterns.tree.rewriting import rewrite
 from treadle.patterns.tree.segments import join, path_above, split
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw, find, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
-from treadle.query.keys import distinct, freeze
+from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
 
@@ -193,16 +192,6 @@ def expected(tree: Tree, documents: Sequence[Raw]) -> Plan[list[Raw]]:
     return rights
 
 
-def _renumber(tree: Tree, documents: Sequence[Raw], ledger: Ledger) -> Plan[list[Any]]:
-    """Number the siblings of nodes anew where two have one number, or none."""
-    changed: list[Any] = []
-    for parent in (yield from order.wrong_parents(tree, documents)):
-        # Whoever inserts there meanwhile meets this.
-        yield from hold_parents(tree, [] if parent is None else [parent])
-        changed += yield from order.renumber(tree, parent, ledger)
-    return changed
-
-
 def _expected_lists(known: Climb, documents: Sequence[Raw]) -> Plan[dict[Any, list[Any]]]:
     """The child list that each node should have."""
     tree = known.tree
@@ -292,8 +281,7 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
             updates.append((document["_id"], sets))
             if tree.path in sets and split(tree.get(document, "path")) is not None:
                 renamed.append(document["_id"])
-    unnumbered = yield from order.wrong_parents(tree, documents)
-    if not updates and not unnumbered:
+    if not updates:
         # Right nodes are only read, so that a run after an interrupted one soon comes to where that one was.
         return []
     # A concurrent move would make stale what was derived here: this write conflicts with it.
@@ -305,6 +293,5 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
             tree.collection, tree.living({"_id": {"$in": renamed}}), {"$set": {tree.roles["path"]: ""}}
         )
     yield from rewrite(tree, updates, ledger)
-    numbered = yield from _renumber(tree, documents, ledger)
     yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return distinct([*(key for key, _ in updates), *numbered])
+    return [key for key, _ in updates]

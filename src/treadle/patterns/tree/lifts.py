@@ -1,6 +1,4 @@
-"""Lifting the children of a node that is removed, together with all that is below them.
-
-They go to its parent, or become roots.
+"""Lifting the children of a node that is removed to its parent, with all that is below them.
 
 A lift that is too large for one transaction goes in chunks, and the node
 itself goes last. Each chunk takes nodes that still name the node as parent, as
@@ -16,26 +14,21 @@ from treadle.engine.deletes import check_restrictions, delete_documents, restric
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
-from treadle.patterns.tree import order
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.pace import Pace, Step
-from treadle.patterns.tree.placing import hold_parents
 from treadle.patterns.tree.reads import first_key, parent_of
 from treadle.patterns.tree.rewriting import listing, new_path, rewrite, rewrite_all, segment_taken, unlisting
 from treadle.patterns.tree.segments import SEPARATOR, at_most, below, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
-from treadle.query.safety import sort_keys
-
-_ALL = 1_000_000_000
 
 
-def lift_work(tree: Tree, node: Raw, *, to_root: bool) -> Plan[Raw]:
+def lift_work(tree: Tree, node: Raw) -> Plan[Raw]:
     """What is to be done for a node, in full."""
-    to = None if to_root else (yield from parent_of(tree, node))
+    to = yield from parent_of(tree, node)
     work: Raw = {"kind": "lift", "node": node["_id"], "to": to}
     if tree.path is not None:
         own = tree.get(node, "path")
-        work |= {"path_from": own, "path_to": (None if to_root else path_above(own or "")) or SEPARATOR}
+        work |= {"path_from": own, "path_to": path_above(own or "") or SEPARATOR}
     return work
 
 
@@ -74,26 +67,10 @@ def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Ledger) -> Plan[None]:
         sets[tree.parent] = {"$cond": [{"$eq": [stored, gone]}, {"$literal": work["to"]}, stored]}
     if tree.ancestors is not None:
         stored = f"${tree.ancestors}"
-        kept: Raw = {"$filter": {"input": stored, "cond": {"$ne": ["$$this", gone]}}}
-        if work["to"] is None:
-            # Whatever is above the node goes with it.
-            first = {"$add": [{"$indexOfArray": [stored, gone]}, 1]}
-            kept = {"$slice": [stored, first, _ALL]}
+        kept = {"$filter": {"input": stored, "cond": {"$ne": ["$$this", gone]}}}
         sets[tree.ancestors] = {"$cond": [{"$isArray": stored}, kept, stored]}
     sets |= new_path(tree, work.get("path_from"), work.get("path_to"))
-    children: list[Raw] = []
-    if tree.order is not None:
-        # They go behind the children that are there, in the order that they have.
-        yield from hold_parents(tree, [] if work["to"] is None else [work["to"]])
-        own = {"_id": {"$in": keys}, tree.roles["parent"]: {"$eq": work["node"]}}
-        sort = sort_keys(tree.sort, tree.entry.codec)
-        children = yield from find(tree.collection, tree.living(own), {"_id": 1}, sort=sort)
-        last = yield from order.number_at(tree, work["to"], order.LAST, None, ledger)
     yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, ledger)
-    if tree.order is not None:
-        numbers = [(each["_id"], last + order.GAP * at) for at, each in enumerate(children)]
-        numbered = [(key, {tree.order: {"$literal": number}}) for key, number in numbers]
-        yield from rewrite(tree, numbered, ledger)
 
 
 def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]:

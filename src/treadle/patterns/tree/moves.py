@@ -26,34 +26,32 @@ from treadle.engine.touches import stamp_expressions, touches_of
 from treadle.engine.work import Work
 from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
-from treadle.graph.calls import hierarchy_of
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.pattern import REVISION
 from treadle.model.document import Document
-from treadle.patterns.tree import order, state
-from treadle.patterns.tree.apart import absent
-from treadle.patterns.tree.fields import MOVING, UNSTATED, Tree, TreeRule, node_missing, parent_missing
+from treadle.patterns.tree import state
+from treadle.patterns.tree.fields import MOVING, UNSTATED, Tree, node_missing, parent_missing
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.placing import below_parent, complete, hold_parents
 from treadle.patterns.tree.reads import lineage, parent_of
-from treadle.patterns.tree.rewriting import listing, new_path, rewrite, rewrite_all, segment_errors, unlisting
+from treadle.patterns.tree.rewriting import (
+    listing,
+    new_path,
+    rewrite,
+    rewrite_all,
+    segment_errors,
+    unlisting,
+)
 from treadle.patterns.tree.segments import below, check_segment, split
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_one
 from treadle.plan.capabilities import Capabilities
-from treadle.query.keys import is_among, same_key
+from treadle.query.keys import freeze, is_among, same_key
 from treadle.query.paths import put
 
 D = TypeVar("D", bound=Document)
 
 _ALL = 1_000_000_000
-
-
-def tree_of(entry: Entry[Any]) -> Tree:
-    """The model's tree, or an error that says how to have one."""
-    rule = hierarchy_of(entry)
-    assert isinstance(rule, TreeRule)
-    return rule.tree
 
 
 class Move(Work[D]):
@@ -65,17 +63,17 @@ class Move(Work[D]):
         key: Any,
         parent: Any = UNSTATED,
         segment: Any = UNSTATED,
-        spot: order.Spot | None = None,
+        at: int | None = None,
     ) -> None:
         entry = self.entry = tree.entry
         self.tree = tree
         self.key = entry.identity(key)
         self.parent = parent if parent is UNSTATED or parent is None else entry.identity(parent)
         self.segment = segment
-        self.spot = spot
-        # Of the work that is pending after the first transaction, and the tree that it is about.
+        # The index among the children of the new parent, where these have an order.
+        self.at = at
+        # Of the work that is pending after the first transaction.
         self.token: Any = None
-        self.own = tree
         if segment is not UNSTATED:
             if self.tree.segment is None:
                 raise UsageError(
@@ -86,14 +84,14 @@ class Move(Work[D]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         self.token = None
-        tree, node = yield from state.lock_node(self.tree, self.key, ledger)
-        self.own = tree
-        work = yield from self._work(tree, node)
+        tree = self.tree
+        node = yield from state.lock_node(tree, self.key, ledger)
+        work = yield from self._work(node, ledger)
         if work is None:
             return node
-        after = yield from _place(tree, work, ledger, node, self.spot)
+        after = yield from _place(tree, work, ledger, node, self.at)
         descendants = _below(tree, work)
-        if descendants is None or work.get("stays"):
+        if descendants is None:
             return after
         if not ledger.whole:
             most = tree.entry.limits.tree_move_max
@@ -111,33 +109,32 @@ class Move(Work[D]):
             )
         return after
 
-    def _work(self, tree: Tree, node: Raw) -> Plan[Raw | None]:
-        """What is to be done, in full; None if it is so already."""
+    def _work(self, node: Raw, ledger: Ledger) -> Plan[Raw | None]:
+        """What is to be done, in full; None if the node keeps its parent and its segment."""
+        tree = self.tree
         now = yield from parent_of(tree, node)
         to = now if self.parent is UNSTATED else self.parent
-        if self.parent is UNSTATED and self.spot is not None and self.spot.sibling is not None:
-            to = tree.get((yield from order.sibling_at(tree, self.spot)), "parent")
         segment = tree.get(node, "segment") if self.segment is UNSTATED else self.segment
         same = same_key(to, now) and type(to) is type(now)
-        stays = same and segment == tree.get(node, "segment")
-        if stays and self.spot is None:
+        if same and segment == tree.get(node, "segment"):
+            if self.at is not None:
+                # Only the list of its parent changes.
+                listed = listing(tree, [self.key], {freeze(self.key): self.at})
+                yield from rewrite(tree, [(to, listed)], ledger)
             return None
         if to is not None and not same:
-            yield from self._refuse_cycle(tree, to)
+            yield from self._refuse_cycle(to)
         work: Raw = {"kind": "move", "node": self.key, "from": now, "to": to}
-        if stays:
-            # Only its place among its siblings is another.
-            work["stays"] = True
         if tree.path is not None:
             work |= {"path_from": tree.get(node, "path"), "segment": segment}
         return work
 
-    def _refuse_cycle(self, tree: Tree, to: Any) -> Plan[None]:
+    def _refuse_cycle(self, to: Any) -> Plan[None]:
         try:
-            chain = yield from lineage(tree, to)
+            chain = yield from lineage(self.tree, to)
         except DataError as error:
             if error.code == "tree-node-missing":
-                raise (yield from absent(tree, to, parent_missing(tree, to))) from None
+                raise parent_missing(self.tree, to) from None
             raise
         if is_among(self.key, [each["_id"] for each in chain]):
             raise UsageError(
@@ -152,7 +149,7 @@ class Move(Work[D]):
         return moved
 
 
-def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, spot: order.Spot | None) -> Plan[Raw]:
+def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, at: int | None) -> Plan[Raw]:
     """Give the node itself its new place; the node after."""
     entry = tree.entry
     key, source, target = work["node"], work["from"], work["to"]
@@ -167,8 +164,6 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, spot: order.Spot 
         put(named, tree.segment, work["segment"])
         values[tree.segment] = work["segment"]
     values |= below_parent(tree, named, parent)
-    if tree.order is not None and (spot is not None or not same_key(source, target)):
-        values[tree.order] = yield from order.number_at(tree, target, spot or order.LAST, key, ledger)
     yield from ledger.note_before(entry, [key])
     sets = {path: {"$literal": value} for path, value in values.items()}
     sets |= stamp_expressions(touches_of(entry, new=False))
@@ -182,7 +177,8 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, spot: order.Spot 
         if source is not None:
             yield from rewrite(tree, [(source, unlisting(tree, [key]))], ledger)
         if target is not None:
-            yield from rewrite(tree, [(target, listing(tree, [key]))], ledger)
+            indexes = {} if at is None else {freeze(key): at}
+            yield from rewrite(tree, [(target, listing(tree, [key], indexes))], ledger)
     (after,) = yield from follow_own(entry, [(before, after)])
     ledger.add(Change(entry.collection, key, before, after))
     return after

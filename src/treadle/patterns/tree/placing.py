@@ -7,7 +7,7 @@ does not touch what moves share, and costs the same in a tree of any size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,16 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Changes
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
-from treadle.patterns.tree.apart import absent
 from treadle.patterns.tree.fields import ABOVE, MOVING, UNSTATED, Tree, not_rebuilt, parent_missing
 from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child, parent_of
-from treadle.patterns.tree.rewriting import listing, rewrite, rewrite_all, segment_taken, unlisting
+from treadle.patterns.tree.rewriting import (
+    NO_INDEXES,
+    listing,
+    rewrite,
+    rewrite_all,
+    segment_taken,
+    unlisting,
+)
 from treadle.patterns.tree.segments import join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many, update_one
 from treadle.query.keys import freeze, freeze_all, same_key
@@ -30,22 +36,12 @@ class Placement:
     """Where new nodes go: the order in which to insert them, and who must list them."""
 
     order: list[Raw]
-    # The parent of each node, by its frozen id.
-    parents: dict[Any, Any] = field(default_factory=dict)
     # Per parent outside the batch (frozen id): its id, and its new children in their order.
     lists: dict[Any, tuple[Any, list[Any]]] = field(default_factory=dict)
-
-    def add(self, other: Placement) -> None:
-        self.order += other.order
-        self.parents |= other.parents
-        self.lists |= other.lists
 
 
 def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool:
     """Whether all these nodes are roots, so that no other document is concerned."""
-    if tree.order is not None:
-        # Its number is chosen where nobody else chooses one.
-        return False
     for raw, parent in zip(raws, stated, strict=True):
         if parent is not UNSTATED:
             if parent is not None:
@@ -69,7 +65,7 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placem
     outside = parents_outside(raws, parents)
     held = yield from hold_parents(tree, outside, look_only=tree.children is not None)
     above: dict[Any, Raw] = {}
-    placement = Placement(order, parents)
+    placement = Placement(order)
     for raw in order:
         own = freeze(raw["_id"])
         key = parents[own]
@@ -263,7 +259,7 @@ def hold_parents(tree: Tree, keys: Sequence[Any], *, look_only: bool = False) ->
         held = yield from nodes_by_key(tree, keys, tree.projection)
     for key, known in zip(keys, frozen, strict=True):
         if known not in held:
-            raise (yield from absent(tree, key, parent_missing(tree, key)))
+            raise parent_missing(tree, key)
     return held
 
 
@@ -326,12 +322,14 @@ def _refuse_twins(tree: Tree, raws: Sequence[Raw], work: Raw) -> Plan[None]:
         raise segment_taken(tree)
 
 
-def list_children(tree: Tree, placement: Placement, changes: Changes) -> Plan[None]:
-    """Put new nodes into the lists of their parents."""
+def list_children(
+    tree: Tree, placement: Placement, changes: Changes, at: Mapping[Any, int] = NO_INDEXES
+) -> Plan[None]:
+    """Put new nodes into the lists of their parents: last, or at the index given for a frozen id."""
     if tree.children is None:
         return
     yield from rewrite(
-        tree, [(key, listing(tree, children)) for key, children in placement.lists.values()], changes
+        tree, [(key, listing(tree, children, at)) for key, children in placement.lists.values()], changes
     )
 
 
@@ -398,13 +396,6 @@ def check_replacement(tree: Tree, before: Raw, after: Raw) -> None:
                 f"store.tree({name}).{how}, or read the document again if somebody else did",
                 code="tree-replace-moves",
             )
-    own = [] if tree.within is None else [freeze(value_at(each, tree.within)) for each in (before, after)]
-    if own and own[0] != own[1]:
-        raise UsageError(
-            f"this {name} has another {tree.within!r} than the stored one; a node stays in its tree: insert "
-            "it anew in the other one, and remove it here",
-            code="tree-replace-moves",
-        )
 
 
 def too_many(entry: Entry[Any], most: int) -> UsageError:

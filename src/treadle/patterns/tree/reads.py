@@ -177,7 +177,7 @@ def _below_path(
     if node is None or segments is None:
         return []
     depth = {} if max_depth is None else at_most(len(segments) + max_depth)
-    return _find(tree.of(node), {tree.roles["path"]: {**below(own), **depth}}, sort, limit)
+    return _find(tree, {tree.roles["path"]: {**below(own), **depth}}, sort, limit)
 
 
 def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[Raw]:
@@ -190,7 +190,6 @@ def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[
         *([{"$unwind": f"${stored}"}] if in_order else []),
         {"$lookup": looked_up},
         *_UNWRAP,
-        *([{"$match": tree.confined}] if tree.confined else []),
     ]
 
 
@@ -236,7 +235,7 @@ def _in_few_replies(read: Read) -> Read:
 
 
 def _searched(tree: Tree) -> Raw:
-    """The option of `$graphLookup` that leaves out deleted nodes, and those of other trees."""
+    """The option of `$graphLookup` that leaves out deleted nodes."""
     among = tree.living({})
     return {"restrictSearchWithMatch": among} if among else {}
 
@@ -331,7 +330,7 @@ def path(tree: Tree, key: Any) -> Plan[list[Raw]]:
         # One that was removed since is left out.
         return [*filter(None, (nodes.get(freeze(each)) for each in above)), node]
     stored = tree.roles["path"]
-    chosen = tree.of(node).living({stored: {"$in": above}})
+    chosen = tree.living({stored: {"$in": above}})
     # A path sorts right before those below it, so this is root first.
     return [*(yield from find(tree.collection, chosen, sort=[(stored, 1)])), node]
 
@@ -422,7 +421,7 @@ def parent_of(tree: Tree, node: Raw) -> Plan[Any]:
     if tree.truth == "children":
         return (yield from first_key(tree, {tree.roles["children"]: {"$eq": node["_id"]}}))
     above = path_above(tree.get(node, "path") or "")
-    return None if above is None else (yield from first_key(tree.of(node), {tree.roles["path"]: above}))
+    return None if above is None else (yield from first_key(tree, {tree.roles["path"]: above}))
 
 
 def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:

@@ -1,4 +1,4 @@
-"""Removing a node: alone, with its subtree, or with its children lifted to its parent or made roots.
+"""Removing a node: alone, with its subtree, or with its children lifted to its parent.
 
 A subtree that is too large for one transaction goes from its leaves upwards,
 chunk by chunk, so that what is left is always a tree. A child that is inserted
@@ -36,27 +36,25 @@ class Remove(Work[int]):
         self.entry = tree.entry
         self.tree = tree
         self.key = tree.entry.identity(key)
-        if mode not in ("refuse", "subtree", "lift", "root"):
+        if mode not in ("refuse", "subtree", "lift"):
             raise UsageError(
-                f"remove() has children={mode!r}; it takes 'refuse', 'subtree', 'lift' or 'root'",
-                code="tree-remove",
+                f"remove() has children={mode!r}; it takes 'refuse', 'subtree' or 'lift'", code="tree-remove"
             )
         self.mode = mode
-        # Of the work that is pending after the first transaction, and the tree that it is about.
+        # Of the work that is pending after the first transaction.
         self.token: Any = None
-        self.own = tree
         # What depends on the node may have to be dealt with first; of a subtree, that is its caller's.
         self.filter = None if mode == "subtree" else by_id(self.key)
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         self.token = None
         limit = _ALL if ledger.whole else self.entry.limits.tree_remove_max + 1
-        tree, node = yield from state.lock_node(self.tree, self.key, ledger)
-        self.own = tree
+        tree = self.tree
+        node = yield from state.lock_node(tree, self.key, ledger)
         if self.mode == "subtree":
-            return (yield from self._remove_subtree(tree, limit, ledger))
-        if self.mode in ("lift", "root"):
-            work = yield from lift_work(tree, node, to_root=self.mode == "root")
+            return (yield from self._remove_subtree(limit, ledger))
+        if self.mode == "lift":
+            work = yield from lift_work(tree, node)
             if not (yield from lift(tree, work, node, Pace(limit), ledger)):
                 self.token = yield from state.begin(tree, work)
                 return 1
@@ -64,7 +62,8 @@ class Remove(Work[int]):
         yield from delete_documents(self.entry, [node], ledger)
         return 1
 
-    def _remove_subtree(self, tree: Tree, limit: int, ledger: Ledger) -> Plan[int]:
+    def _remove_subtree(self, limit: int, ledger: Ledger) -> Plan[int]:
+        tree = self.tree
         keys = yield from keys_below(tree, self.key, limit=limit)
         if len(keys) >= limit:
             yield from self._refuse_restricted()
@@ -78,7 +77,7 @@ class Remove(Work[int]):
         """Refuse before the first chunk what a later one would be refused for."""
         if not restricting(self.entry):
             return
-        keys = yield from keys_below(self.own, self.key)
+        keys = yield from keys_below(self.tree, self.key)
         most = self.entry.limits.tree_check_max
         for start in range(0, len(keys), most):
             some = {"_id": {"$in": keys[start : start + most]}}

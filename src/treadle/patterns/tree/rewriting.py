@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,10 @@ from treadle.plan import Plan, Raw, find, update_many
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
 from treadle.query.keys import freeze
 from treadle.query.paths import overlap
+
+# A length for $slice that takes the rest of any array.
+_ALL = 1_000_000_000
+NO_INDEXES: Mapping[Any, int] = {}
 
 
 def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], changes: Changes) -> Plan[None]:
@@ -69,12 +73,30 @@ def new_path(tree: Tree, old: Any, new: Any) -> Raw:
     return {tree.path: {"$cond": [begins, {"$concat": [{"$literal": new}, rest]}, stored]}}
 
 
-def listing(tree: Tree, keys: Sequence[Any]) -> Raw:
-    """The fields of a parent that lists these as well, if it does not yet."""
+def listing(tree: Tree, keys: Sequence[Any], at: Mapping[Any, int] = NO_INDEXES) -> Raw:
+    """The fields of a parent that lists these as well: last, or at the index given for a frozen id.
+
+    Without an index, a child that is listed already keeps its place. An index
+    beyond the end means last.
+    """
     stored = tree.roles["children"]
     present = {"$ifNull": [f"${stored}", []]}
-    new = {"$filter": {"input": {"$literal": list(keys)}, "cond": {"$not": {"$in": ["$$this", present]}}}}
-    return {stored: {"$concatArrays": [present, new]}}
+    indexed = [{"key": key, "at": min(at[freeze(key)], _ALL)} for key in keys if freeze(key) in at]
+    last = [key for key in keys if freeze(key) not in at]
+    new = {"$filter": {"input": {"$literal": last}, "cond": {"$not": {"$in": ["$$this", present]}}}}
+    whole: Raw = {"$concatArrays": [present, new]}
+    if indexed:
+        others = {"$filter": {"input": "$$value", "as": "each", "cond": {"$ne": ["$$each", "$$this.key"]}}}
+        head, tail = {"$slice": ["$$others", "$$this.at"]}, {"$slice": ["$$others", "$$this.at", _ALL]}
+        step = {"$concatArrays": [head, ["$$this.key"], tail]}
+        whole = {
+            "$reduce": {
+                "input": {"$literal": indexed},
+                "initialValue": whole,
+                "in": {"$let": {"vars": {"others": others}, "in": step}},
+            }
+        }
+    return {stored: whole}
 
 
 def unlisting(tree: Tree, keys: Sequence[Any], instead: Sequence[Any] = ()) -> Raw:
@@ -83,9 +105,8 @@ def unlisting(tree: Tree, keys: Sequence[Any], instead: Sequence[Any] = ()) -> R
     present: Any = {"$ifNull": [f"${stored}", []]}
     if instead:
         place = {"$indexOfArray": [present, {"$literal": keys[0]}]}
-        many = 1_000_000_000
         head = {"$cond": [{"$gt": [place, 0]}, {"$slice": [present, 0, {"$max": [place, 1]}]}, []]}
-        tail = {"$slice": [present, {"$max": [place, 0]}, many]}
+        tail = {"$slice": [present, {"$max": [place, 0]}, _ALL]}
         present = {"$concatArrays": [head, {"$literal": list(instead)}, tail]}
     gone = {"$in": ["$$this", {"$literal": list(keys)}]}
     return {stored: {"$filter": {"input": present, "cond": {"$not": [gone]}}}}

@@ -13,45 +13,31 @@ from typing import Any, ClassVar
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from treadle.engine.checked import checked
 from treadle.engine.protocol import WriteProtocol
-from treadle.errors import DataError, DeclarationError, InvalidValue, UsageError
-from treadle.graph.calls import ALL, HierarchyRule
+from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.graph.calls import HierarchyRule
 from treadle.graph.change import NOT_GIVEN, Batch, Changes
-from treadle.graph.derived import FormulaRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
-from treadle.model.shown import quoted
-from treadle.patterns.tree import apart, inspection, order, placing, rewriting, state
+from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
+from treadle.patterns.tree import inspection, placing, rewriting, state
 from treadle.patterns.tree.bulk import in_pieces
-from treadle.patterns.tree.fields import UNSTATED, Role, Tree, TreePlace, TreeRule
+from treadle.patterns.tree.fields import UNSTATED, Role, Stated, Tree, TreePlace, TreeRule
 from treadle.patterns.tree.handle import TreeHandle
-from treadle.patterns.tree.order import Stated
-from treadle.patterns.tree.segments import SEPARATOR
 from treadle.patterns.tree.unfinished import finish
-from treadle.plan import Plan, Raw, find
+from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort, clean_update
+from treadle.query.safety import Sort
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreePattern(Pattern):
-    """The base of the four declarations.
-
-    `order` names an int field by which siblings are in an order of their own;
-    `sort` a sort by which they are read. `depth` names an int field that holds
-    how many nodes are above. `within` names a field that keeps several trees of
-    one collection apart.
-    """
+    """The base of the four declarations; `sort` is how siblings are read unless a call says otherwise."""
 
     keyword: ClassVar[str | None] = "tree"
 
-    order: str | None = None
     sort: Sort | None = None
-    depth: str | None = None
-    within: str | None = None
 
     def roles(self) -> dict[Role, str]:
         """The Python name of the field of each role."""
@@ -83,70 +69,19 @@ class TreePattern(Pattern):
         rule.pattern = self.pattern
         rule.tree = known[0].tree if known else Tree(place.entry)
         rule.tree.add(rule)
-        rule.tree.separate(self.within, rule.place.label)
-        rule.tree.arrange(self.order, self.sort, rule.place.label)
-        if self.depth is not None:
-            rule.depth = _depth(rule, self.depth)
+        rule.tree.sort_by(self.sort, rule.place.label)
         return rule
-
-
-def _depth(rule: NodeRule, name: str) -> FormulaRule:
-    """The rule that stores how many nodes are above: it follows from the ancestors, or from the path."""
-    entry, tree, label = rule.target, rule.tree, rule.place.label
-    field = entry.codec.by_name.get(name)
-    if field is None or field.shape.kind != "scalar" or field.shape.python is not int:
-        raise DeclarationError(
-            f"{label} has depth={name!r}, which is no int field of {entry.model.__name__}",
-            code="tree-field-type" if field is not None else "tree-field-missing",
-        )
-    if tree.ancestors is not None:
-        array = f"${tree.ancestors}"
-        depth: Raw = {"$cond": [{"$isArray": array}, {"$size": array}, None]}
-    elif tree.path is not None:
-        path = f"${tree.path}"
-        parts = {"$subtract": [{"$size": {"$split": [path, SEPARATOR]}}, 3]}
-        depth = {"$cond": [{"$gt": [path, ""]}, parts, None]}
-    else:
-        raise DeclarationError(
-            f"{label} has depth={name!r}, but its nodes hold neither ancestors nor a path, so that a move "
-            "does not write the nodes below; use AncestorArray or MaterializedPath",
-            code="tree-declaration",
-        )
-    own = FormulaRule(Place(entry, entry.codec, (), field), depth)
-    own.pattern = rule.pattern
-    return own
 
 
 class NodeRule(TreeRule, HierarchyRule):
     """One representation of a tree."""
 
     across_shards = False
-    # What stores how deep a node is.
-    depth: FormulaRule | None = None
-
     # A node goes only with or after its children.
     deletes_together = True
 
-    def calls(self, protocol: WriteProtocol, within: Any = ALL) -> TreeHandle[Any]:
-        return TreeHandle(self.tree if within is ALL else self._confined(within), protocol)
-
-    def _confined(self, value: Any) -> Tree:
-        tree, name = self.tree, self.target.model.__name__
-        if tree.within is None:
-            raise UsageError(
-                f"{name} is one tree; declare which field keeps several apart, such as "
-                'tree=AncestorArray(…, within="tenant_id")',
-                code="tree-apart",
-            )
-        stated = clean_update(self.target.codec, {"$set": {tree.within: value}})
-        try:
-            update: Any = checked(self.target, stated).update
-        except InvalidValue as error:
-            raise UsageError(
-                f"store.tree({name}, within={quoted(value)}): {name}.{tree.within} cannot be that",
-                code="tree-apart",
-            ) from error
-        return tree.confine(update["$set"][tree.within])
+    def calls(self, protocol: WriteProtocol) -> TreeHandle[Any]:
+        return TreeHandle(self.tree, protocol)
 
     @property
     def needs(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -154,9 +89,6 @@ class NodeRule(TreeRule, HierarchyRule):
         if self.tree.truth == "path":
             return TRANSACTIONS
         return {**TRANSACTIONS, "graph_lookups": "declare tree=MaterializedPath(…) alone, which needs none"}
-
-    def companions(self) -> list[Rule]:
-        return [] if self.depth is None else [self.depth]
 
     @property
     def _leads(self) -> bool:
@@ -173,46 +105,30 @@ class NodeRule(TreeRule, HierarchyRule):
         plain = [each.parent if isinstance(each, Stated) else each for each in given]
         return [UNSTATED if each is NOT_GIVEN else each for each in plain]
 
-    def _spots(self, batch: Batch) -> dict[Any, order.Spot]:
-        """Where among its siblings each new node goes, if its caller says so."""
+    def _indexes(self, batch: Batch) -> dict[Any, int]:
+        """By frozen id the index among its siblings at which a caller wants a new node."""
         given = zip(batch.raws, batch.given.get(self) or (), strict=False)
         return {
-            freeze(raw["_id"]): each.spot
+            freeze(raw["_id"]): each.at
             for raw, each in given
-            if isinstance(each, Stated) and each.spot is not None
+            if isinstance(each, Stated) and each.at is not None
         }
 
-    def _settle(self, batch: Batch) -> None:
-        """Put new nodes into the tree that their caller names."""
-        for raw, each in zip(batch.raws, batch.given.get(self) or (), strict=False):
-            if isinstance(each, Stated) and each.within is not UNSTATED:
-                apart.settle(self.tree, raw, each.within)
-
     def inserts_alone(self, batch: Batch) -> bool:
-        if not self._leads:
-            return True
-        self._settle(batch)
-        return placing.stands_alone(self.tree, batch.raws, self._stated(batch))
+        return not self._leads or placing.stands_alone(self.tree, batch.raws, self._stated(batch))
 
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
         if not self._leads:
             return None
         if self.target.versioned:
             yield from state.bring_up(self.tree, changes)
-        self._settle(batch)
-        whole, spots = placing.Placement([]), self._spots(batch)
-        for share in (yield from apart.divide(self.tree, batch.raws, self._stated(batch))):
-            placement = yield from placing.place(*share)
-            if self.tree.order is not None:
-                own, parents = share.tree, placement.parents
-                yield from order.place_all(own, placement.order, parents, spots, changes)
-            whole.add(placement)
-        batch.order = whole.order
-        return whole
+        placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
+        batch.order = placement.order
+        return placement
 
     def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
         if self._leads:
-            yield from placing.list_children(self.tree, state, changes)
+            yield from placing.list_children(self.tree, state, changes, self._indexes(batch))
 
     def in_pieces(self, documents: Sequence[Any], most: int) -> Plan[list[tuple[list[Any], list[Any]]]]:
         return in_pieces(self.tree, documents, most)
@@ -222,19 +138,12 @@ class NodeRule(TreeRule, HierarchyRule):
             placing.check_replacement(self.tree, before, after)
 
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
-        for own, nodes in apart.grouped(self.tree, documents) if self._leads else ():
-            yield from placing.before_deletion(own, nodes)
-            yield from placing.bury(own, nodes, changes)
+        if self._leads:
+            yield from placing.before_deletion(self.tree, documents)
+            yield from placing.bury(self.tree, documents, changes)
 
     def before_restore(self, document: Raw, changes: Changes) -> Plan[Any]:
-        if not self._leads:
-            return None
-        own = self.tree.of(document)
-        placement = yield from placing.replant(own, document)
-        if own.order is not None:
-            # Behind the siblings that it has now.
-            yield from order.place_all(own, placement.order, placement.parents, {}, changes)
-        return placement
+        return (yield from placing.replant(self.tree, document)) if self._leads else None
 
     def after_restore(self, state: Any, changes: Changes) -> Plan[None]:
         if self._leads:
@@ -254,39 +163,25 @@ class NodeRule(TreeRule, HierarchyRule):
     # -- large moves ---------------------------------------------------------------------------------
 
     def give_way(self, graph: Graph, server: Capabilities) -> Plan[None]:
-        for own in (yield from state.unfinished(self.tree)):
-            yield from finish(own, graph, server)
+        yield from finish(self.tree, graph, server)
 
     def recover(
         self, graph: Graph, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
     ) -> Plan[int]:
         """Finish the moves and removals that a crash left half done."""
-        pending = (yield from state.unfinished(self.tree)) if self._leads else []
-        for own in pending:
-            try:
-                yield from finish(own, graph, server)
-            except (DataError, OperationFailure) as error:
-                collection = self.target.collection
-                state.log.warning("a move in the tree of %s is still pending: %s", collection, error)
-        return len(pending)
+        if not self._leads or (yield from state.pending(self.tree)) is None:
+            return 0
+        try:
+            yield from finish(self.tree, graph, server)
+        except (DataError, OperationFailure) as error:
+            collection = self.target.collection
+            state.log.warning("a move in the tree of %s is still pending: %s", collection, error)
+        return 1
 
     # -- proof and repair ------------------------------------------------------------------------------
 
     def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        if not self._leads:
-            return []
-        findings: list[Finding] = []
-        for own, nodes in apart.grouped(self.tree, documents):
-            findings += yield from inspection.examine(own, nodes)
-            findings += yield from order.examine(own, nodes)
-        return findings
+        return (yield from inspection.examine(self.tree, documents)) if self._leads else []
 
     def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        if not self._leads or self.tree.within is None:
-            return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []
-        chosen = self.tree.living({"_id": {"$in": list(keys)}})
-        nodes = yield from find(self.target.collection, chosen, {self.tree.within: 1})
-        changed: list[Any] = []
-        for own, some in apart.grouped(self.tree, nodes):
-            changed += yield from inspection.mend_tree(graph, server, own, [each["_id"] for each in some])
-        return changed
+        return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []

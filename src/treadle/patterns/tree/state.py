@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bson import MaxKey, MinKey, ObjectId
+from bson import ObjectId
 
 from treadle.engine import lazy
 from treadle.engine.older import has_older
@@ -20,7 +20,6 @@ from treadle.engine.work import Busy
 from treadle.errors import DataError
 from treadle.graph.change import Change, Changes
 from treadle.model.logs import logger
-from treadle.patterns.tree.apart import absent
 from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
 
@@ -42,7 +41,7 @@ class TreeBusy(Busy):
 
 
 def _document(tree: Tree, token: Any = None) -> Raw:
-    return {"_id": {"$eq": tree.lock}, **({} if token is None else {"owed.token": token})}
+    return {"_id": {"$eq": tree.collection}, **({} if token is None else {"owed.token": token})}
 
 
 def _lock(chosen: Raw, *, upsert: bool = False) -> Plan[Raw | None]:
@@ -79,19 +78,14 @@ def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
         changes.add(Change(entry.collection, before["_id"], before, after))
 
 
-def lock_node(tree: Tree, key: Any, changes: Changes) -> Plan[tuple[Tree, Raw]]:
-    """The node that is to be moved or removed, and its tree, with all other moves there shut out."""
-    if tree.within is None:
-        yield from lock_idle(tree)
+def lock_node(tree: Tree, key: Any, changes: Changes) -> Plan[Raw]:
+    """The node that is to be moved or removed, with all other moves of the tree shut out."""
+    yield from lock_idle(tree)
     yield from bring_up(tree, changes)
     node = yield from find_one(tree.collection, tree.living(by_id(key)))
     if node is None:
-        raise (yield from absent(tree, key, node_missing(tree, key)))
-    own = tree.of(node)
-    if tree.within is not None:
-        # The node tells which tree to lock. Whoever moved something there since it was read, is met here.
-        yield from lock_idle(own)
-    return own, node
+        raise node_missing(tree, key)
+    return node
 
 
 # -- pending work ------------------------------------------------------------------------------
@@ -101,16 +95,6 @@ def pending(tree: Tree) -> Plan[Raw | None]:
     """The pending work, without shutting anybody out."""
     state = yield from find_one(COLLECTION, _document(tree))
     return None if state is None else state.get("owed")
-
-
-def unfinished(tree: Tree) -> Plan[list[Tree]]:
-    """The trees of a collection in which work is pending."""
-    if tree.within is None:
-        return [] if (yield from pending(tree)) is None else [tree]
-    first, last = ({"collection": tree.collection, "tree": each} for each in (MinKey(), MaxKey()))
-    condition = {"_id": {"$gte": first, "$lte": last}, "owed": {"$ne": None}}
-    rows = yield from find(COLLECTION, condition, {"_id": 1})
-    return [tree.confine(row["_id"]["tree"]) for row in rows]
 
 
 def begin(tree: Tree, work: Raw) -> Plan[Any]:

@@ -20,7 +20,6 @@ from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
 from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
-from treadle.graph.calls import ALL
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
@@ -384,9 +383,9 @@ class Store(Operations):
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
         return run_due(self, now, dry_run)
 
-    def tree(self, model: type[D], within: Any = ALL) -> TreeHandle[D]:
-        """The tree of a model that declares one; `within` is which, where a field keeps several apart."""
-        return TreeHandle(self, model, within)
+    def tree(self, model: type[D]) -> TreeHandle[D]:
+        """The tree of a model that declares one."""
+        return TreeHandle(self, model)
 
     # -- the driver beneath -------------------------------------------------------
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Generator, Iterator
+from typing import Any, Generic, TypeVar
 
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import ALL, SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
+from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
@@ -67,9 +67,9 @@ def _page(cursor: Any, size: int) -> list[Any]:
 class TreeHandle(Generic[D]):
     """The tree of one model: ids in, models out."""
 
-    def __init__(self, store: Writer, model: type[D], within: Any = ALL) -> None:
+    def __init__(self, store: Writer, model: type[D]) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol, within)
+        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol)
 
     # -- reading ----------------------------------------------------------------------
 
@@ -89,35 +89,11 @@ class TreeHandle(Generic[D]):
             self._store.runner, self._calls.descendants(id, max_depth, sort), self._store._within(session)
         )
 
-    def siblings(self, id: Any, sort: Sort | None = None, session: Session = None) -> Nodes[D]:
-        """The other children of a node's parent, streamed; of a root, the other roots."""
-        return Nodes(self._store.runner, self._calls.siblings(id, sort), self._store._within(session))
-
-    def leaves(self, id: Any = None, sort: Sort | None = None, session: Session = None) -> Nodes[D]:
-        """The nodes without children at or below one, or in the whole forest, streamed depth first."""
-        return Nodes(self._store.runner, self._calls.leaves(id, sort), self._store._within(session))
-
-    def walk(
-        self,
-        id: Any = None,
-        order: Order = "depth",
-        max_depth: int | None = None,
-        sort: Sort | None = None,
-        session: Session = None,
-    ) -> Nodes[D]:
-        """A node and all below it, or the whole forest, streamed depth or breadth first; siblings sorted."""
-        reader = self._calls.walk(id, order, max_depth, sort)
-        return Nodes(self._store.runner, reader, self._store._within(session))
-
     def nested(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
     ) -> Nested[D]:
         """A node and all below it, as one nested structure."""
         return self._store._read(self._calls.nested(id, max_depth, sort), session)
-
-    def common_ancestor(self, *ids: Any, session: Session = None) -> D | None:
-        """The lowest node that each of these is at or below; None where they have none in common."""
-        return self._store._read(self._calls.common_ancestor(ids), session)
 
     def ancestors(self, id: Any, session: Session = None) -> list[D]:
         """The nodes above one, root first."""
@@ -141,46 +117,22 @@ class TreeHandle(Generic[D]):
 
     # -- writing ----------------------------------------------------------------------
 
-    def insert(
-        self,
-        node: D,
-        parent: Any = None,
-        session: Session = None,
-        *,
-        at: Literal["first", "last"] | None = None,
-        before: Any = None,
-        after: Any = None,
-    ) -> D:
+    def insert(self, node: D, parent: Any = None, session: Session = None, *, at: int | None = None) -> D:
         """Store a new node below a parent; without one, where its own fields say.
 
-        In a tree with `order=` it is the last of its siblings, unless `at`,
-        `before` or `after` says otherwise; these take the id of a sibling.
+        `at` is the index among the parent's children, for ChildReferences;
+        a new node is the last of them otherwise.
         """
-        return self._store._write(self._calls.insert(node, parent, at, before, after), session)
+        return self._store._write(self._calls.insert(node, parent, at), session)
 
-    def find_or_create_path(
-        self, nodes: Sequence[D], parent: Any = None, by: str | None = None, session: Session = None
-    ) -> list[D]:
-        """Nodes, each below the one before, found by the field `by` and created where they are missing."""
-        return self._store._write(self._calls.find_or_create_path(nodes, parent, by), session)
-
-    def move(
-        self,
-        id: Any,
-        parent: Any = SAME,
-        session: Session = None,
-        *,
-        at: Literal["first", "last"] | None = None,
-        before: Any = None,
-        after: Any = None,
-    ) -> D:
+    def move(self, id: Any, parent: Any, session: Session = None, *, at: int | None = None) -> D:
         """Put a node, and all below it, under another parent; None makes it a root.
 
-        In a tree with `order=` it becomes the last of its siblings, unless
-        `at`, `before` or `after` says otherwise; then the parent may be left
-        out.
+        `at` is the index among the parent's other children, for
+        ChildReferences; a node becomes the last of them otherwise. With the
+        parent that it has, only its place among its siblings changes.
         """
-        return self._store._write(self._calls.move(id, parent, at, before, after), session)
+        return self._store._write(self._calls.move(id, parent, at), session)
 
     def rename(self, id: Any, segment: str, session: Session = None) -> D:
         """Give a node another segment, and all below it the paths that follow."""
