@@ -8,7 +8,7 @@ import pytest
 
 from tests.patterns.crash import FAULTS
 from tests.patterns.crash import crashing as crashing
-from tests.patterns.history.models import Lean, Policy, disorder, rows
+from tests.patterns.history.models import Policy, disorder, rows
 from treadle import Store
 
 pytestmark = [pytest.mark.heavy, pytest.mark.server]
@@ -37,7 +37,7 @@ WRITES = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_state_goes_with_its_write(write, fault, crashing, tried):
-    store = crashing.store("history", [Policy, Lean])
+    store = crashing.store("history", [Policy])
     database: Any = crashing.client["history"]
 
     def reset() -> None:
