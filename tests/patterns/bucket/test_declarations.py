@@ -45,14 +45,13 @@ def declare(model: dict[str, Any] | None = None, **options: Any) -> None:
         ({"metadata": "ts"}, "one part to play"),
         ({"unique": "sensor_id"}, "measured single value"),
         ({"unique": "tags"}, "measured single value"),
-        ({"layout": "wide"}, "'rows' or 'columns' or 'packed'"),
-        ({"compression": "lzma"}, "None or 'zstd'"),
+        ({"unique": "temp", "span": None, "limit": 5}, "add span=.* or drop unique="),
+        ({"adopt": "odd"}, "its own collection; rename"),
         ({"names": {"begin": "hour"}}, "it renames start"),
         ({"names": {"start": "end"}}, "different names"),
         ({"names": {"start": "_id"}}, "different names"),
         ({"names": {"start": "sensor_id"}}, "beside a part of that name"),
         ({"expire_after": timedelta(milliseconds=3)}, "a second or more"),
-        ({"ids": "none"}, "'derived' or 'stored'"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused(options, said):
