@@ -4,9 +4,9 @@ Windows without a span are those that `_treadle.next` says: a full bucket
 names, once, where its successor starts, so that all writers open the same.
 
 With `unique`, which needs a span, windows are always read first, and each
-append also says that its bucket has none of the new values. A full bucket is closed for good before
-the next one is opened; so a value cannot slip into one while it is looked for
-in the other.
+append also says that its bucket has none of the new values. A full bucket is
+closed for good before the next one is opened; so a value cannot slip into one
+while it is looked for in the other.
 """
 
 from __future__ import annotations
