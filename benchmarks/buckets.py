@@ -1,4 +1,4 @@
-"""Buckets in three layouts beside one document per reading, and beside the server's native kind.
+"""Buckets beside one document per reading, and beside the server's native kind.
 
 The data is that of 100 sensors for a week, one reading per minute each. What
 is read is stored once, at the start of a group; what is written goes into new
@@ -31,7 +31,8 @@ SENSORS = 100
 DAYS = 7
 HOUR = dt.timedelta(hours=1)
 DAY = dt.timedelta(days=1)
-_MILLISECOND = dt.timedelta(milliseconds=1)
+LIMIT = 60
+BUCKET = Bucket(key="sensor_id", time="ts", span=HOUR, limit=LIMIT, stats=("temp",))
 Row = dict[str, Any]
 _serial = count()
 
@@ -43,10 +44,6 @@ def model(collection: str, **keywords: Any) -> type[Document]:
         temp: float
 
     return Reading
-
-
-def bucket(layout: str, span: dt.timedelta = HOUR, **options: Any) -> Bucket:
-    return Bucket(key="sensor_id", time="ts", span=span, stats=("temp",), layout=layout, **options)  # type: ignore[arg-type]
 
 
 def rows(minutes: int, sensors: int = SENSORS) -> list[Row]:
@@ -113,24 +110,14 @@ def _ingest(batch: int) -> Callable[[Context], list[Contender]]:
             return store
 
         small = batch <= 1000
-        goals = {"rows": 1 / 0.85, "columns": 1.0} if small else {"rows": 1 / 2.2, "columns": 1 / 3}
-        same = "the same by hand, columns"
-        limits = {"columns": same} if small else {}
+        same = "the same by hand, rows"
+        goal = Goal(1 / 0.85, limit=same) if small else Goal(1 / 2.2)
         by_hand = _by_hand(database, batches, total, same) if small else None
         return [
             Contender("one document each, insert_many", naive, write_naive, total),
             Contender("native, PyMongo", native, write_naive, total),
             *([] if by_hand is None else [by_hand]),
-            *(
-                Contender(
-                    f"Bucket, {layout}",
-                    treadle(bucket=bucket(layout, limit=LIMIT)),
-                    write,
-                    total,
-                    goal=Goal(goals[layout], limit=limits.get(layout, "")),
-                )
-                for layout in ("rows", "columns")
-            ),
+            Contender("Bucket, rows", treadle(bucket=BUCKET), write, total, goal=goal),
             Contender(
                 "TimeSeries",
                 treadle(timeseries=TimeSeries(time="ts", key="sensor_id", granularity="minutes")),
@@ -142,11 +129,8 @@ def _ingest(batch: int) -> Callable[[Context], list[Contender]]:
     return contenders
 
 
-LIMIT = 60
-
-
 def _by_hand(database: Database[Any], batches: list[list[Row]], total: int, name: str) -> Contender:
-    """Buckets of columns from plain dicts, with what a Bucket promises and nothing else.
+    """Buckets from plain dicts, with what a Bucket promises and nothing else.
 
     One bucket per series, window and number by a unique index; count, min, max and sum in the same write as
     the readings; no bucket beyond its limit; all of a batch or nothing. New buckets are inserted, others are
@@ -193,7 +177,7 @@ def _write_by_hand(collection: Any, readings: list[Row], session: Any) -> None:
         known = last.get((sensor, start))
         room = LIMIT - known["count"] if known else 0
         if known and (some := rows[:room]):
-            updates.append(pymongo.UpdateOne({"_id": known["_id"]}, _append_by_hand(start, some)))
+            updates.append(pymongo.UpdateOne({"_id": known["_id"]}, _append_by_hand(some)))
         for number, at in enumerate(range(room, len(rows), LIMIT), known["sequence"] + 1 if known else 0):
             new.append(_bucket_by_hand(sensor, start, number, rows[at : at + LIMIT]))
     if new:
@@ -210,16 +194,15 @@ def _bucket_by_hand(sensor: int, start: dt.datetime, number: int, rows: list[Row
         "end": start + HOUR,
         "sequence": number,
         "count": len(rows),
-        "readings": {"ts": [(row["ts"] - start) // _MILLISECOND for row in rows], "temp": temps},
+        "readings": [{"ts": row["ts"], "temp": row["temp"]} for row in rows],
         "stats": {"temp": {"min": min(temps), "max": max(temps), "sum": sum(temps)}},
     }
 
 
-def _append_by_hand(start: dt.datetime, rows: list[Row]) -> Row:
+def _append_by_hand(rows: list[Row]) -> Row:
     temps = [row["temp"] for row in rows]
-    times = [(row["ts"] - start) // _MILLISECOND for row in rows]
     return {
-        "$push": {"readings.ts": {"$each": times}, "readings.temp": {"$each": temps}},
+        "$push": {"readings": {"$each": [{"ts": row["ts"], "temp": row["temp"]} for row in rows]}},
         "$inc": {"count": len(rows), "stats.temp.sum": sum(temps)},
         "$min": {"stats.temp.min": min(temps)},
         "$max": {"stats.temp.max": max(temps)},
@@ -248,10 +231,7 @@ class Kept:
             "native": model(
                 "native", timeseries=TimeSeries(time="ts", key="sensor_id", granularity="minutes")
             ),
-            "rows": model("rows", bucket=bucket("rows", limit=60)),
-            "columns": model("columns", bucket=bucket("columns", limit=60)),
-            "columns, zstd": model("columns_zstd", bucket=bucket("columns", limit=60, compression="zstd")),
-            "packed by days": model("packed", bucket=bucket("packed", DAY, compression="zstd")),
+            "rows": model("rows", bucket=BUCKET),
         }
         self.store = Store(self.database, list(self.models.values()))
         self.store.setup()
@@ -260,18 +240,11 @@ class Kept:
             for reading in self.models.values():
                 self.store.insert_many([reading(**row) for row in part])
             self.naive.insert_many(part)
-            if at % (1440 * self.sensors) < 12_000:
-                # As scheduled work would, day by day.
-                packed = self.store.graph.entry(self.models["packed by days"]).layout
-                self.store.runner.run(packed.pack_due(part[0]["ts"]))
-        self.store.rebuild(self.models["packed by days"])
         self.compact()
 
     def compact(self) -> None:
         self.database.client.admin.command("fsync", 1)
-        for reading in self.models.values():
-            if reading is not self.models["native"]:
-                self.database.command({"compact": self.store.collection(reading).name, "force": True})
+        self.database.command({"compact": "rows", "force": True})
         self.database.client.admin.command("fsync", 1)
 
     def size(self, collection: str) -> float:
@@ -303,19 +276,10 @@ def _sizes(context: Context) -> list[Contender]:
         # The harness counts seconds; a microsecond stands for a byte here.
         return lambda _: made.size(collection) / 1e6
 
-    goals = {"rows": 12.0, "columns, zstd": 5.0, "packed by days": 1.7}
     return [
         Contender("one document each", lambda: None, weigh("naive"), measured=True),
-        *(
-            Contender(
-                name,
-                lambda: None,
-                weigh(reading.__treadle__.collection),
-                measured=True,
-                goal=Goal(goals[name], "bytes") if name in goals else None,
-            )
-            for name, reading in made.models.items()
-        ),
+        Contender("native", lambda: None, weigh("native"), measured=True),
+        Contender("rows", lambda: None, weigh("rows"), measured=True, goal=Goal(12.0, "bytes")),
     ]
 
 
@@ -342,21 +306,15 @@ def _reads(context: Context) -> list[Contender]:
     def tuples(name: str) -> Callable[[int], Any]:
         return lambda number: made.store.readings(made.models[name], number, *window)
 
-    def models(name: str) -> Callable[[int], Any]:
-        filter = {"ts": {"$gte": window[0], "$lt": window[1]}}
-        return lambda number: made.store.find(
-            made.models[name], {"sensor_id": number, **filter}, sort="ts"
-        ).to_list()
+    def models(number: int) -> Any:
+        filter = {"sensor_id": number, "ts": {"$gte": window[0], "$lt": window[1]}}
+        return made.store.find(made.models["rows"], filter, sort="ts").to_list()
 
-    goals = {"rows": 1 / 1.7, "columns": 1 / 2.2, "packed by days": 1 / 3}
     return [
         Contender("native, PyMongo, tuples", sensor, by_hand, check=check),
         Contender("TimeSeries, tuples", sensor, tuples("native"), check=check),
-        *(
-            Contender(f"Bucket, {name}, tuples", sensor, tuples(name), goal=Goal(goal), check=check)
-            for name, goal in goals.items()
-        ),
-        *(Contender(f"Bucket, {name}, models", sensor, models(name), check=check) for name in goals),
+        Contender("Bucket, rows, tuples", sensor, tuples("rows"), goal=Goal(1 / 1.7), check=check),
+        Contender("Bucket, rows, models", sensor, models, check=check),
     ]
 
 
@@ -377,14 +335,9 @@ def _averages(context: Context) -> list[Contender]:
 
         return average
 
-    def from_statistics(name: str) -> Callable[[int], float]:
-        def average(number: int) -> float:
-            entries = made.store.summary(made.models[name], number, *window)
-            return float(
-                sum(each.stats["temp"].sum for each in entries) / sum(each.count for each in entries)
-            )
-
-        return average
+    def from_statistics(number: int) -> float:
+        entries = made.store.summary(made.models["rows"], number, *window)
+        return float(sum(each.stats["temp"].sum for each in entries) / sum(each.count for each in entries))
 
     def check(found: float) -> None:
         assert 0 < found < 60
@@ -392,10 +345,7 @@ def _averages(context: Context) -> list[Contender]:
     return [
         Contender("one document each, $group", sensor, pipeline("naive"), check=check),
         Contender("native, $group", sensor, pipeline("native"), check=check),
-        *(
-            Contender(f"summary, {name}", sensor, from_statistics(name), goal=Goal(1 / 3.5), check=check)
-            for name in ("rows", "columns", "packed by days")
-        ),
+        Contender("summary, rows", sensor, from_statistics, goal=Goal(1 / 3.5), check=check),
     ]
 
 

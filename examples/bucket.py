@@ -65,7 +65,7 @@ def story(store: Store) -> None:
         each.temperature for each in store.find(Reading, part, sort="timestamp")
     ]
 
-    step("Statistics come from the buckets; no reading is unpacked")
+    step("Statistics come from the buckets; no reading is read")
     summary = list(store.summary(Reading, 12345, TEN, TEN + timedelta(hours=3)))
     for entry in summary:
         print(f"  {entry.start:%H:%M}  {entry.count} readings, {entry.stats['temperature'].avg} on average")

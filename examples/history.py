@@ -43,9 +43,7 @@ def story(store: Store) -> None:
     print(f"  insured then: {', '.join(then.insured)}, for {then.premium}")
     assert (["car", "watch"], 130) == (then.insured, then.premium)
 
-    step("What changed, and back to how it was")
-    print(f"  from 1 to 3: {store.diff(Policy, 'P-1', 1, 3)}")
-    assert {"premium", "insured"} == set(store.diff(Policy, "P-1", 1, 3))
+    step("Back to how it was")
     store.revert(Policy, "P-1", 2)
     assert [4, 3, 2, 1] == [state.revision for state in store.history(Policy, "P-1")]
 

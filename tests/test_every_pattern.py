@@ -193,7 +193,11 @@ class ReviewDay(
     average: Annotated[float | None, Average("rating")] = None
 
 
-class Reading(Document, collection="readings", bucket=Bucket(key="sensor", time="ts", limit=4, stats="temp")):
+class Reading(
+    Document,
+    collection="readings",
+    bucket=Bucket(key="sensor", time="ts", limit=4, stats="temp", adopt="single"),
+):
     sensor: str
     ts: datetime
     temp: float
@@ -207,10 +211,10 @@ class Measurement(
     temp: float
 
 
-def readings(collection: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
+def readings() -> dict[str, list[dict[str, Any]]]:
     """One document per reading, as somebody stored them before."""
-    return lambda: {
-        collection: [
+    return {
+        "single": [
             {"sensor": "a", "ts": datetime(2026, 1, 1, number, tzinfo=UTC), "temp": number / 2}
             for number in range(9)
         ]
@@ -353,7 +357,7 @@ SAMPLES = {
     "ancestor_array": Sample((Category,), nodes("categories")),
     "child_references": Sample((Shelved,), nodes("shelved")),
     "approximation": Sample((Article,), articles),
-    "bucket": Sample((Reading,), readings("readings")),
+    "bucket": Sample((Reading,), readings),
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
     "archive": Sample((Sale,), sales),
@@ -364,7 +368,7 @@ SAMPLES = {
     "outlier": Sample((Fan,), fans),
     "parent_reference": Sample((Section,), nodes("sections")),
     "rollup": Sample((Review, ReviewDay), reviews("products")),
-    "time_series": Sample((Measurement,), readings("single")),
+    "time_series": Sample((Measurement,), readings),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }
 

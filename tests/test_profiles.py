@@ -27,7 +27,9 @@ REFUSED: dict[str, dict[str, str]] = {
     "azure-documentdb": {"time_series": "capability-missing"},
     "aws-documentdb-5": dict.fromkeys(SAMPLES, "retryable-writes-missing"),
     "ferretdb": {
-        **dict.fromkeys([*TREES, "archive", "history", "links", "outlier"], "transactions-needed"),
+        **dict.fromkeys(
+            [*TREES, "approximation", "archive", "history", "links", "outlier"], "transactions-needed"
+        ),
         "time_series": "capability-missing",
     },
     "mongodb-4.4": dict.fromkeys(SAMPLES, "server-too-old"),

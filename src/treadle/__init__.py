@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     )
     from treadle.graph.outcomes import (
         Action,
-        Changed,
         FieldSummary,
         Finding,
         Nested,
@@ -93,7 +92,6 @@ __all__ = [
     "Bulk",
     "BulkFailed",
     "ChangeStatus",
-    "Changed",
     "ChildReferences",
     "Collect",
     "Conflict",
@@ -181,7 +179,6 @@ _HOMES = {
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
     "ChangeStatus": "upkeep.replacing",
-    "Changed": "graph.outcomes",
     "ChildReferences": "patterns.tree.child_references",
     "Collect": "patterns.computed.collect",
     "Conflict": "errors",

@@ -1,4 +1,4 @@
-"""Packed buckets with random damage: nothing but an error of our own, and the other series are right."""
+"""Buckets with random damage: nothing but an error of our own, and the other series are right."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bson import Binary
-
 from tests.fuzz import rounds
 from treadle import Bucket, Document, Store
 from treadle.errors import TreadleError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-DECLARED = Bucket(
-    key="sensor", time="ts", span=timedelta(hours=1), limit=50, stats=("temp",), layout="packed"
-)
+DECLARED = Bucket(key="sensor", time="ts", span=timedelta(hours=1), limit=50, stats=("temp",))
 
 
 class Reading(Document, collection="readings", bucket=DECLARED):
@@ -25,7 +21,7 @@ class Reading(Document, collection="readings", bucket=DECLARED):
 
 
 def damaged(chance: random.Random, value: Any) -> Any:
-    """The same with a byte changed, cut or added, at any depth."""
+    """The same with one value changed, at any depth."""
     if isinstance(value, dict):
         if not value:
             return value
@@ -34,11 +30,6 @@ def damaged(chance: random.Random, value: Any) -> Any:
     if isinstance(value, list) and value:
         at = chance.randrange(len(value))
         return [*value[:at], damaged(chance, value[at]), *value[at + 1 :]]
-    if isinstance(value, bytes):
-        at = chance.randrange(len(value) + 1)
-        changed = [value[:at], value[:at] + bytes([chance.randrange(256)]) + value[at + 1 :], value * 2, b""]
-        kind = value.subtype if isinstance(value, Binary) else 0
-        return Binary(chance.choice(changed), kind)
     return chance.choice([None, -1, 2**62, "x", [], {}, float("nan"), 1e300, b"\xff" * 21])
 
 
@@ -48,8 +39,6 @@ def test_damage_stays_where_it_is(database):
     for sensor in ("whole", "broken"):
         at = [START + timedelta(minutes=number) for number in range(40)]
         store.insert_many([Reading(sensor=sensor, ts=each, temp=number) for number, each in enumerate(at)])
-    store.run_due(START + timedelta(days=2))
-    store.rebuild()
     whole = [each.temp for each in store.find(Reading, {"sensor": "whole"})]
     good = database["readings"].find_one({"sensor": "broken"})
     for chance in rounds(50):

@@ -106,12 +106,11 @@ def test_findings_clear(run, database, name, key):
     assert [] == store.verify()
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "packed"])
 @pytest.mark.parametrize("name", ODD)
-def test_statistics_of_buckets_agree_with_the_server(run, database, name, layout):
+def test_statistics_of_buckets_agree_with_the_server(run, database, name):
     class Measured(
         Document, collection="measured", validation="off",
-        bucket=Bucket(key="sensor", time="ts", span=timedelta(hours=1), layout=layout, stats=("value",)),
+        bucket=Bucket(key="sensor", time="ts", span=timedelta(hours=1), stats=("value",)),
     ):  # fmt: skip
         sensor: str
         ts: datetime

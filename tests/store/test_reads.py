@@ -310,9 +310,9 @@ class Reading(Document, collection="readings"):
 
 
 LAYOUTS: dict[str, Any] = {
-    layout: {"bucket": Bucket(key="sensor", time="ts", span=dt.timedelta(hours=1), limit=3, layout=layout)}
-    for layout in ("rows", "columns", "packed")
-} | {"native": {"timeseries": TimeSeries(time="ts", key="sensor")}}
+    "buckets": {"bucket": Bucket(key="sensor", time="ts", span=dt.timedelta(hours=1), limit=3)},
+    "native": {"timeseries": TimeSeries(time="ts", key="sensor")},
+}
 
 
 class ReadingCard(BaseModel):
@@ -338,19 +338,6 @@ def test_readings_as_cards_distinct_and_in_pipelines(run, layout):
     group = {"$group": {"_id": "$sensor", "total": {"$sum": "$value"}}}
     pipeline = [{"$match": {"ts": {"$gte": times[3]}}}, group]
     assert [{"_id": "a", "total": 4.0}] == store.aggregate(Measured, pipeline).to_list()
-
-
-def test_a_pipeline_over_many_packed_readings_is_refused(run):
-    class Measured(Reading, collection="readings_packed", **LAYOUTS["packed"]):
-        pass
-
-    store = run.store([Measured], limits=Limits(bucket_bytes_max=300))
-    store.setup()
-    start = dt.datetime(2026, 1, 1, tzinfo=UTC)
-    store.insert_many([Measured(sensor="a", ts=start + dt.timedelta(minutes=n), value=n) for n in range(20)])
-    with pytest.raises(UsageError) as raised:
-        store.aggregate(Measured, [{"$count": "n"}]).to_list()
-    assert "pipeline-too-large" == raised.value.code
 
 
 # -- aggregate ----------------------------------------------------------------------------------

@@ -53,12 +53,16 @@ class Team(Document, collection="teams"):
 
 class Page(Document, collection="pages"):
     id: int = 1
-    views: Annotated[int, Approximate(every=1)] = 0
     shares: Annotated[int, Approximate(every=1, buffer="sampled")] = 0
 
 
 class Post(Page, collection="posts"):
     likes: Annotated[int, Approximate(within=timedelta(hours=1), buffer="durable")] = 0
+
+
+class Visited(Document, collection="visited"):
+    id: int = 1
+    views: Annotated[int, Approximate(within=timedelta(hours=1))] = 0
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ CASES = [
     ),
     Case("counter-insert", Post, "Post.likes: approximation", lambda store: store.insert(Post())),
     Case("counter-add", Post, "Post.likes: approximation", lambda store: store.counter(Post, "likes").add(7)),
+    Case("memory-insert", Visited, "Visited.views: approximation", lambda store: store.insert(Visited())),
+    Case("memory-setup", Visited, "Visited.views: approximation", lambda store: store.setup()),
     Case("setup", Team, "Team.members: outlier", lambda store: store.setup()),
     Case("setup-dry-run", Post, "Post.likes: approximation", lambda store: store.setup(dry_run=True)),
 ]
@@ -152,17 +158,29 @@ def test_an_async_store_refuses_it(alone, opened, case):
     assert before == contents(opened)
 
 
-def test_counters_in_memory_and_sampled_ones_are_kept(opened):
+def test_a_flush_from_memory_is_refused_and_loses_nothing(alone, opened):
+    before = contents(opened)
+
+    async def act() -> None:
+        async with AsyncMongoClient[Any](alone.uri) as own:
+            counter = AsyncStore(own["refused"], [Visited]).counter(Visited, "views")
+            await counter.add(7)
+            with pytest.raises(DeclarationError) as refused:
+                await counter.flush()
+            check(refused.value, Case("", Visited, "Visited.views: approximation", print))
+            assert {7: 1} == await counter.pending()
+
+    asyncio.run(act())
+    assert before == contents(opened)
+
+
+def test_sampled_counters_are_kept(opened):
     opened.drop_database("refused")
     with Store(opened["refused"], [Page]) as store:
         store.setup()
         store.insert(Page())
-        for field in ("views", "shares"):
-            store.counter(Page, field).add(1)
-            store.counter(Page, field).flush()
-    assert [{"_id": 1, "views": 1, "shares": 1}] == [
-        {name: each[name] for name in ("_id", "views", "shares")} for each in contents(opened)["pages"]
-    ]
+        store.counter(Page, "shares").add(1)
+    assert [(1, 1)] == [(each["_id"], each["shares"]) for each in contents(opened)["pages"]]
 
 
 @EACH

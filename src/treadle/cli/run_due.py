@@ -21,9 +21,8 @@ def run_due(
 ) -> None:
     """Compute the values declared with maintain="schedule" that are due; for cron.
 
-    Also packs the closed buckets of models with layout="packed". Work that is
-    not due, or that another process is doing, is skipped. What it writes can
-    be computed again at any time. Exits with 1 when a run failed.
+    Work that is not due, or that another process is doing, is skipped. What it
+    writes can be computed again at any time. Exits with 1 when a run failed.
 
     \b
     Example:

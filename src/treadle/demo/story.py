@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from pymongo.database import Database
@@ -21,9 +22,13 @@ from treadle.demo.data import Shop
 from treadle.demo.measure import Cost, measure, prepare_profiler
 from treadle.demo.requests import REQUESTS, Request
 from treadle.graph.outcomes import Action, Finding, Progress
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.document import Document
 from treadle.store.blocking.store import Store
 
 FINDINGS_SHOWN_MAX = 6
+# Readings that are copied in one call.
+READINGS_MAX = 10_000
 # How the advisor names a collection of buckets, after that of the readings.
 BUCKETS = "_buckets"
 
@@ -136,14 +141,27 @@ def adopt(store: Store, progress: Callable[[Progress], None]) -> Adoption:
     """Set up what the models declare, and fill it from what is there."""
     sources = {name: name.removesuffix(BUCKETS) for name in _collections(store)}
     before = {name: store.database[source].count_documents({}) for name, source in sources.items()}
-    for name, source in sources.items():
-        if name != source:
-            # Readings lie where their buckets will, and rebuild() makes buckets of them.
-            store.database[source].aggregate([{"$out": name}])
     actions = store.setup()
+    for model, entry in store.graph.entries.items():
+        if sources[entry.collection] != entry.collection:
+            _copy_readings(store, model, sources[entry.collection], progress)
     rebuilt = {model.__name__: store.rebuild(model, progress=progress) for model in list(store.graph.entries)}
     after = {name: store.database[name].count_documents({}) for name in sources}
     return Adoption(actions, rebuilt, before, after)
+
+
+def _copy_readings(
+    store: Store, model: type[Document], source: str, progress: Callable[[Progress], None]
+) -> None:
+    """Insert the single documents of a collection as readings, as the advisor says."""
+    codec = store.graph.entry(model).codec
+    readings = store.database[source].with_options(codec_options=CODEC_OPTIONS)
+    total, done = readings.estimated_document_count(), 0
+    with readings.find() as cursor:
+        while raws := list(islice(cursor, READINGS_MAX)):
+            store.insert_many([codec.load(raw) for raw in raws])
+            done += len(raws)
+            progress(Progress(model.__name__, done, total))
 
 
 def _collections(store: Store) -> list[str]:

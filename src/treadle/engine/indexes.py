@@ -69,7 +69,6 @@ def set_up_collection(
     schema: Raw | None,
     actions: list[Action],
     detail: str = "",
-    **storage: Any,
 ) -> Plan[tuple[Raw, Raw] | None]:
     """Make a collection with its validator, or tell how the one that is there validates and how it should.
 
@@ -82,7 +81,7 @@ def set_up_collection(
     }
     if existing is None:
         actions.append(Action("create collection", entry.collection, detail))
-        if (yield from create(entry.collection, **(options if schema is not None else {}), **storage)):
+        if (yield from create(entry.collection, **(options if schema is not None else {}))):
             return None
         # Another process made it first; bring it to the same state.
         existing = {}

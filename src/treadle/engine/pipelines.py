@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,11 +74,7 @@ class Derivation:
             or self.names
             or any(rule.guards_source for rule in self.copies)
         )
-        # Whether changes of what Treadle maintains in its documents must be noted in the commit.
-        self.noted = entry.noted
-        self.last_level: float = max((rule.level for rule in self.feeds), default=0)
-        if any(rule.records_maintained for rule in self.records):
-            self.last_level = math.inf
+        self.last_level = max((rule.level for rule in self.feeds), default=0)
         # What nobody but the server evaluates in just the way the server does.
         self.on_server = [rule for rule in self.fed if rule.server_side]
 

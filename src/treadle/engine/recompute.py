@@ -199,7 +199,7 @@ class Recomputation:
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
-        if not (self.copies or self.locals or entry.noted):
+        if not (self.copies or self.locals or entry.feeds):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
             own += [rule.to for rule in self.gathers if rule.to is not None]
             for each in entry.replacements:

@@ -77,7 +77,7 @@ def rewrite(
             operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
-    if changed and derivation(entry).noted:
+    if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
         for document, frozen in zip(stored, known, strict=True):
             before = None if frozen in made else document

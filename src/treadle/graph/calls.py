@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.layout import PageReader
-from treadle.graph.outcomes import Changed, Finding, Nested, Report, State
+from treadle.graph.outcomes import Finding, Nested, Report, State
 from treadle.graph.pattern import Entry, Place, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
@@ -286,7 +286,6 @@ class PastCalls(Protocol[D]):
     def at(self, id: Any, moment: Any) -> Plan[D | None]: ...
     def find_at(self, filter: Any, moment: Any) -> PageReader[D]: ...
     def revert(self, id: Any, revision: int) -> Plan[D]: ...
-    def diff(self, id: Any, a: Any, b: Any) -> Plan[dict[str, Changed]]: ...
 
 
 # -- documents that are elsewhere ----------------------------------------------------------------------

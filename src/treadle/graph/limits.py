@@ -234,9 +234,8 @@ class Limits:
     bucket_change_pause_seconds: float = 0.002  # and to change
     bucket_pause_max_seconds: float = 0.05  # the longest of both
     bucket_delete_page: int = 500  # whole buckets that are deleted at a time
-    bucket_upkeep_page: int = 50  # buckets that are verified, rebuilt or packed at a time
+    bucket_upkeep_page: int = 50  # buckets that are verified or rebuilt at a time
     bucket_upkeep_attempts_max: int = 100  # attempts at one bucket, and at a batch of adoption
-    bucket_grace_seconds: float = 300.0  # how long after its end a window is taken to be closed
     adopt_page: int = 1_000  # documents that are adopted at a time
     adopt_passes_max: int = 1_000  # passes over a collection that is written meanwhile
     adopt_named_max: int = 10  # documents that cannot be adopted and are named

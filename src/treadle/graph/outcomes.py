@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from treadle.plan import Plan
 from treadle.values import frozen
@@ -112,13 +112,6 @@ class State(Generic[T]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.document, name)
-
-
-class Changed(NamedTuple):
-    """A field before and after; None where it was or is not there."""
-
-    before: Any
-    after: Any
 
 
 @frozen

@@ -173,8 +173,6 @@ class Rule:
     deletes_together = False
     # Whether `record` changes other documents of the target, and so comes before what follows from them.
     spreads = False
-    # Whether `record` is also told of changes that concern nothing but what Treadle maintains.
-    records_maintained = False
     # Whether it must be told what a document was before an update; else that may be empty in a change.
     needs_before = True
     # What `run_due` does, for whoever lists it; empty where it does nothing.
@@ -490,11 +488,6 @@ class Entry(Generic[D]):
         """The condition that documents elsewhere meet which count for the values of these keys."""
         seen = None if self.elsewhere is None else self.elsewhere.seen
         return {} if seen is None else (yield from seen(keys))
-
-    @property
-    def noted(self) -> bool:
-        """Whether changes of what Treadle maintains in its documents must be noted in the commit."""
-        return bool(self.feeds) or any(rule.records_maintained for rule in self.rules)
 
     def _looked_up(
         self, key: Any, rules: Sequence[Rule], kind: type[Kind], maintain: Maintain | None

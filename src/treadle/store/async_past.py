@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.graph.calls import PastCalls, past_of, relating_of
-from treadle.graph.outcomes import Changed, State
+from treadle.graph.outcomes import State
 from treadle.model.document import Document
 from treadle.query.safety import Sort
 from treadle.store.async_reads import AsyncReads
@@ -42,17 +42,6 @@ class AsyncPast(AsyncReads):
     async def revert(self, model: type[D], id: Any, revision: int, session: Session = None) -> D:
         """Write a document as it was in an earlier state, as a new one; one that was deleted comes back."""
         return await self._write(self._past(model).revert(id, revision), session)
-
-    async def diff(
-        self,
-        model: type[Document],
-        id: Any,
-        a: int | datetime,
-        b: int | datetime,
-        session: Session = None,
-    ) -> dict[str, Changed]:
-        """The fields in which two states of a document differ; each a revision, or a moment."""
-        return await self._read(self._past(model).diff(id, a, b), session)
 
     # -- documents that belong together ------------------------------------------------
 

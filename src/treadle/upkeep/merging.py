@@ -279,7 +279,7 @@ class GroupWork:
         """Compute groups from sources that match; remove the documents of those that are gone."""
         entry, key = self.entry, self.key
         elsewhere = self.group.source.counted_elsewhere is not None
-        if entry.noted or elsewhere or (yield from has_older(self.group.source)):
+        if entry.feeds or elsewhere or (yield from has_older(self.group.source)):
             # What others are fed by must be followed, and older sources converted: a merge does neither.
             yield from self._mend(within)
             return

@@ -288,7 +288,7 @@ def _turn(
     """Exchange fields and shadows of some documents, with what follows from what they show."""
     before = {freeze(each["_id"]): each for each in (yield from find(entry.collection, chosen))}
     ids = [each["_id"] for each in before.values()]
-    ledger, noted = Ledger(), derivation(entry).noted
+    ledger, noted = Ledger(), derivation(entry).feeds
     if noted:
         yield from ledger.note_before(entry, ids)
     update = [*stages, {"$set": BUMP}, *formula_stages(entry)]

@@ -273,7 +273,7 @@ class Scheduler:
         for source in {rule.source for rule in mergeable}:
             older = older or (yield from has_older(source))
         elsewhere = any(rule.source.counted_elsewhere is not None for rule in mergeable)
-        if entry.noted or entry.group is not None or older or elsewhere:
+        if entry.feeds or entry.group is not None or older or elsewhere:
             # Others follow from it, or a source must be converted: a merge on the server does neither.
             mergeable = []
         written = 0

@@ -1,8 +1,7 @@
-"""Counters and the life of processes: exit, SIGTERM, fork, kill -9; and servers without transactions."""
+"""Counters and the life of processes: exit, SIGTERM, fork, kill -9."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -16,13 +15,9 @@ from typing import Annotated, Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
 
 from tests.kit import processes
-from tests.kit.fault_sweep import quick_heartbeats
-from tests.kit.faults import Proxy
-from tests.support import race, shared_server
-from treadle import Approximate, Document, Limits, Store
+from treadle import Approximate, Document, Store
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
@@ -252,93 +247,3 @@ def told(pipe: Any) -> int:
     except EOFError:
         pass
     return heard
-
-
-# -- without transactions ---------------------------------------------------------------------------
-
-
-class Page(Document, collection="pages"):
-    id: int
-    views: Annotated[int, Approximate(every=10**6, within=NEVER)] = 0
-
-
-@pytest.fixture(scope="module")
-def alone() -> Generator[LocalServer]:
-    with quick_heartbeats(), shared_server(replica_set=False) as server:
-        yield server
-
-
-def marks(database: Any) -> int:
-    return int(database["pages"].count_documents({"_treadle.batches": {"$nin": [None, {}]}}))
-
-
-@pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
-def test_without_transactions_a_batch_counts_once(alone, fault, record_points):
-    """The driver does not retry here; the marks in the documents tell what was done."""
-    name = f"counter_{fault}"
-    with (
-        Proxy(alone) as proxy,
-        MongoClient[Any](proxy.uri) as client,
-        MongoClient[Any](alone.uri) as sound,
-    ):
-        store = Store(client[name], [Page], limits=Limits(lease_wait_seconds=2.0))
-        store.setup()
-        store.insert_many([Page(id=1), Page(id=2)])
-        counter = store.counter(Page, "views")
-        expected = points = 0
-        for skip in range(40):
-            counter.add_many({1: 3, 2: 1, 77: 1})
-            expected += 3
-            with getattr(proxy, fault)(skip) as plan, contextlib.suppress(PyMongoError):
-                counter.flush()
-            points += plan.struck
-            store.recover()
-            counter.flush()
-            found = {each["_id"]: each["views"] for each in sound[name]["pages"].find()}
-            assert {1: expected, 2: expected // 3} == found
-            assert {} == counter.pending()
-            if not plan.struck:
-                break
-        assert points > 3
-        # A mark is left only where the reply to its removal was lost, and it does no harm.
-        assert 0 == marks(sound[name]) or points
-        record_points(points)
-        sound.drop_database(name)
-
-
-def test_a_refusal_without_transactions_does_not_stop_the_others(alone):
-    with MongoClient[Any](alone.uri) as client:
-        client.drop_database("refused")
-        store = Store(client["refused"], [Page])
-        store.setup()
-        store.insert_many([Page(id=key) for key in range(1, 5)])
-        pages = client["refused"]["pages"]
-        pages.update_one({"_id": 2}, {"$set": {"views": "x"}}, bypass_document_validation=True)
-        pages.update_one({"_id": 3}, {"$set": {"views": 2**63 - 1}})
-        counter = store.counter(Page, "views")
-        counter.add_many({1: 5, 2: 6, 3: 7, 4: 8, 77: 9})
-        assert {2: 6, 3: 7, 77: 9} == counter.flush().unknown
-        assert [5, "x", 2**63 - 1, 8] == [each["views"] for each in pages.find().sort("_id")]
-        assert (0, {}) == (marks(client["refused"]), counter.pending())
-        assert [] == list(client["refused"]["treadle.intents"].find())
-
-
-def test_threads_and_replaces_without_transactions(alone):
-    with MongoClient[Any](alone.uri) as client:
-        client.drop_database("counted")
-        store = Store(client["counted"], [Page])
-        store.insert(Page(id=1))
-
-        def count() -> None:
-            for _ in range(5):
-                store.counter(Page, "views").add(1)
-                store.counter(Page, "views").flush()
-
-        def replace() -> None:
-            for _ in range(5):
-                store.replace(Page(id=1, views=99))
-
-        race(*[count] * 6, replace)
-        assert 30 == client["counted"]["pages"].find_one()["views"]
-        assert 0 == marks(client["counted"])
-        assert [] == list(client["counted"]["treadle.intents"].find())

@@ -8,14 +8,14 @@ import pytest
 from pymongo import MongoClient
 
 from tests.kit.command_log import CommandLog
-from tests.patterns.bucket.sensors import at, reading_in
+from tests.patterns.bucket.sensors import at, reading_with
 from treadle import Document
 
 
 @pytest.fixture
 def filled(run):
-    def fill(layout: str, **options: Any) -> tuple[Any, type[Document]]:
-        measured = reading_in(layout, **options)
+    def fill(**options: Any) -> tuple[Any, type[Document]]:
+        measured = reading_with(**options)
         store = run.store([measured])
         store.setup()
         store.insert_many(

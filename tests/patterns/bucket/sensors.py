@@ -1,4 +1,4 @@
-"""Readings of sensors in each layout of buckets."""
+"""Readings of sensors in buckets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from treadle.model.bson_types import CODEC_OPTIONS as CODEC
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-LAYOUTS = ["rows", "columns", "packed"]
 
 
 class Reading(
@@ -23,15 +22,8 @@ class Reading(
     temp: float
 
 
-def reading_in(layout: str, **options: Any) -> type[Document]:
-    chosen = {
-        "key": "sensor_id",
-        "time": "ts",
-        "span": HOUR,
-        "limit": 4,
-        "stats": ("temp",),
-        "layout": layout,
-    }
+def reading_with(**options: Any) -> type[Document]:
+    chosen = {"key": "sensor_id", "time": "ts", "span": HOUR, "limit": 4, "stats": ("temp",)}
 
     class Measured(Document, collection="measured", bucket=Bucket(**{**chosen, **options})):
         sensor_id: str

@@ -11,16 +11,15 @@ import pytest
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel
 
-from tests.patterns.bucket.sensors import HOUR, LAYOUTS, at, reading_in, stored
+from tests.patterns.bucket.sensors import HOUR, at, reading_with, stored
 from treadle import Bucket, Document, Store, Unchecked, UsageError
 
 # -- changing ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_count_and_statistics_stay_exact_when_readings_change(layout, filled, database):
+def test_count_and_statistics_stay_exact_when_readings_change(filled, database):
     """Also min and max, when the extreme itself goes; an empty bucket goes too."""
-    store, measured = filled(layout, limit=None)
+    store, measured = filled(limit=None)
 
     def statistics(start: datetime) -> Any:
         return next(
@@ -110,7 +109,7 @@ def test_updates_mean_what_the_server_means(run, database):
 
 def test_a_move_meets_no_reading_twice(run):
     """Readings that an update brings into a bucket which it has yet to visit are left alone there."""
-    measured = reading_in("rows", limit=3)
+    measured = reading_with(limit=3)
     store = run.store([measured])
     store.setup()
     store.insert_many([measured(sensor_id="s", ts=at(60 * hour + 1), temp=hour) for hour in range(8)])
@@ -122,11 +121,10 @@ def test_a_move_meets_no_reading_twice(run):
 # -- unique ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"span": None, "limit": 3}, {"unique": "label"}], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_reading_that_comes_twice_is_stored_once(layout, options, run):
-    """Also when its bucket has been full since, or is packed; it is counted."""
-    measured = reading_in(layout, **{"unique": "ts", **options})
+@pytest.mark.parametrize("options", [{}, {"unique": "label"}], ids=str)
+def test_a_reading_that_comes_twice_is_stored_once(options, run):
+    """Also when its bucket has been full since; it is counted."""
+    measured = reading_with(**{"unique": "ts", **options})
     store = run.store([measured])
     store.setup()
     batch = [measured(sensor_id="s", ts=at(minute), temp=minute, label=f"m{minute}") for minute in range(11)]
@@ -146,7 +144,7 @@ def test_a_reading_that_comes_twice_is_stored_once(layout, options, run):
 
 
 def test_sixteen_threads_with_the_same_readings_store_each_once(database):
-    measured = reading_in("rows", unique="ts", limit=5)
+    measured = reading_with(unique="ts", limit=5)
     store = Store(database, [measured])
     store.setup()
     refused = []
@@ -188,10 +186,9 @@ def in_threads(*works: Any, count: int = 16) -> None:
 
 
 @pytest.mark.parametrize("options", [{"limit": 25}, {"limit": None}, {"span": None, "limit": 25}], ids=str)
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_sixteen_threads_on_one_bucket_are_exact(layout, options, database):
+def test_sixteen_threads_on_one_bucket_are_exact(options, database):
     """Without the unique index some would open the same bucket twice; without sequence numbers many would fail."""
-    measured = reading_in(layout, **options)
+    measured = reading_with(**options)
     store = Store(database, [measured])
     store.setup()
 
@@ -212,10 +209,9 @@ def test_sixteen_threads_on_one_bucket_are_exact(layout, options, database):
         assert 25 >= max(each["count"] for each in buckets)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_and_appends_at_once_lose_nothing(layout, database):
+def test_changes_and_appends_at_once_lose_nothing(database):
     """Updates, deletions, appends and conversions meet in one bucket; each increment arrives."""
-    measured = reading_in(layout, limit=None)
+    measured = reading_with(limit=None)
     store = Store(database, [measured])
     store.setup()
     store.insert_many(
@@ -247,10 +243,9 @@ def test_changes_and_appends_at_once_lose_nothing(layout, database):
 
 
 @pytest.mark.parametrize("options", [{}, {"unique": "ts"}, {"span": None}], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_everything_takes_part_in_a_transaction(layout, options, run):
+def test_everything_takes_part_in_a_transaction(options, run):
     """A full bucket is met without an error, which would end the transaction."""
-    measured = reading_in(layout, **options)
+    measured = reading_with(**options)
     store = run.store([measured])
     store.setup()
     store.insert_many([measured(sensor_id="s", ts=at(minute), temp=1) for minute in range(4)])

@@ -9,16 +9,15 @@ import pytest
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 
-from tests.patterns.bucket.sensors import HOUR, LAYOUTS, START, Reading, at, reading_in
+from tests.patterns.bucket.sensors import HOUR, START, Reading, at, reading_with
 from treadle import Bucket, DataError, Document, Id, Limits, Store, Unchecked, UsageError
 
 # -- reading -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_range_is_exact_at_both_ends(layout, filled):
+def test_a_range_is_exact_at_both_ends(filled):
     """The bucket that starts before the range is searched too; readings come back, not buckets."""
-    store, measured = filled(layout)
+    store, measured = filled()
     cases: list[tuple[Any, list[int]]] = [
         ({"$gte": at(50), "$lt": at(70)}, [50, 60]),
         ({"$gt": at(50), "$lte": at(70)}, [60, 70]),
@@ -44,10 +43,9 @@ def test_a_range_is_exact_at_both_ends(layout, filled):
         ], condition
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_filters_mean_what_the_server_means(layout, filled, database):
+def test_filters_mean_what_the_server_means(filled, database):
     """Whatever Python does not judge itself goes to the server; both agree with a plain collection."""
-    store, measured = filled(layout)
+    store, measured = filled()
     plain = database.plain
     plain.insert_many([{**each.model_dump(exclude={"id"}), "ts": each.ts} for each in store.find(measured)])
     filters: list[dict[str, Any]] = [
@@ -87,9 +85,8 @@ def test_filters_mean_what_the_server_means(layout, filled, database):
         assert len(expected) == store.count(measured, filter), filter
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sort_skip_and_limit(layout, filled):
-    store, measured = filled(layout)
+def test_sort_skip_and_limit(filled):
+    store, measured = filled()
 
     def minutes(**options: Any) -> list[int]:
         return [
@@ -116,7 +113,7 @@ def test_sort_skip_and_limit(layout, filled):
 def test_find_streams(heard):
     """The first reading arrives before the last bucket was read; closing stops it."""
     database, listener = heard
-    measured = reading_in("rows", limit=None)
+    measured = reading_with(limit=None)
     store = Store(database, [measured])
     store.setup()
     store.insert_many([measured(sensor_id="a", ts=at(60 * hour)) for hour in range(400)])
@@ -129,7 +126,7 @@ def test_find_streams(heard):
 
 
 def test_a_sort_that_would_hold_everything_is_refused(run, filled):
-    _, measured = filled("rows")
+    _, measured = filled()
     store = run.store([measured], limits=Limits(bucket_held_max=10, bucket_page=2))
     with pytest.raises(UsageError) as caught:
         store.find(measured, sort="temp").to_list()
@@ -139,7 +136,7 @@ def test_a_sort_that_would_hold_everything_is_refused(run, filled):
 
 
 def test_bad_calls_are_refused(run, filled):
-    store, measured = filled("rows")
+    store, measured = filled()
     for filter in (
         {"$text": {"$search": "x"}},
         {"$where": "1"},
@@ -178,9 +175,8 @@ def test_bad_calls_are_refused(run, filled):
         run.store([Plain]).summary(Plain, 1)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_summaries_and_tuples(layout, filled):
-    store, measured = filled(layout, limit=None)
+def test_summaries_and_tuples(filled):
+    store, measured = filled(limit=None)
     entries = store.summary(measured, "a", at(60), at(120))
     assert [(at(60), 6)] == [(each.start, each.count) for each in entries]
     assert (70.0, 110.0, 360.0, 90.0) == tuple(
@@ -195,9 +191,8 @@ def test_summaries_and_tuples(layout, filled):
 # -- ids ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_id_of_a_reading_is_its_series_and_its_time(layout, filled, run):
-    store, measured = filled(layout)
+def test_the_id_of_a_reading_is_its_series_and_its_time(filled, run):
+    store, measured = filled()
     new = store.insert(measured(sensor_id="new", ts=at(1), temp=1))
     assert new.id == store.find_one(measured, {"sensor_id": "new"}).id
     store.rebuild()
@@ -239,9 +234,8 @@ def test_an_id_that_means_two_readings_changes_neither(run):
     assert store.delete(Reading, identity).temp == 2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_id_that_the_model_declares_is_stored(layout, run):
-    class Named(Document, collection="named", bucket=Bucket(key="a", time="ts", span=HOUR, layout=layout)):
+def test_an_id_that_the_model_declares_is_stored(run):
+    class Named(Document, collection="named", bucket=Bucket(key="a", time="ts", span=HOUR)):
         id: Id
         a: str
         ts: datetime

@@ -1,4 +1,4 @@
-"""Buckets in every layout, and the native kind, beside a plain list of readings."""
+"""Buckets, and the native kind, beside a plain list of readings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ def declared(**options: Any) -> Bucket:
     return Bucket(key="sensor_id", time="ts", stats=("temp", "load"), **options)
 
 
-LAYOUTS = {
-    "rows": declared(span=HOUR, limit=4),
-    "rows by limit": declared(limit=3),
-    "rows by span": declared(span=HOUR),
-    "columns": declared(span=HOUR, limit=4, layout="columns"),
-    "columns by limit": declared(limit=3, layout="columns"),
-    "packed": declared(span=HOUR, limit=4, layout="packed"),
-    "packed by limit": declared(limit=3, layout="packed"),
+WINDOWS = {
+    "span and limit": declared(span=HOUR, limit=4),
+    "limit": declared(limit=3),
+    "span": declared(span=HOUR),
 }
 
 
@@ -38,7 +34,7 @@ def model(name: str) -> type[Document]:
     keyword = (
         {"timeseries": TimeSeries(time="ts", key="sensor_id", stats=("temp", "load"))}
         if name == "native"
-        else {"bucket": LAYOUTS[name]}
+        else {"bucket": WINDOWS[name]}
     )
 
     class Reading(Document, collection=f"r_{uuid.uuid4().hex[:8]}", **keyword):
@@ -273,7 +269,7 @@ class Machine:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", list(LAYOUTS))
+@pytest.mark.parametrize("name", list(WINDOWS))
 def test_a_bucketed_model_is_as_good_as_a_list(name, run):
     @settings(max_examples=settings.default.max_examples // 5)
     @given(operations)

@@ -10,7 +10,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel
 
-from tests.patterns.bucket.sensors import HOUR, LAYOUTS, START, Reading, at, reading_in, stored
+from tests.patterns.bucket.sensors import HOUR, START, Reading, at, reading_with, stored
 from treadle import Bucket, DataError, DeclarationError, Document, Id, Indexed, Store, UsageError
 
 # -- what is stored ----------------------------------------------------------------------------------
@@ -40,16 +40,18 @@ def test_a_bucket_looks_as_the_literature_draws_it(run, database):
     ] == stored(database)
 
 
-def test_columns_hold_one_array_per_field_and_times_as_offsets(run, database):
-    measured = reading_in("columns")
+def test_a_reading_without_a_value_does_not_count_for_the_average(run, database):
+    measured = reading_with()
     store = run.store([measured])
     store.setup()
     store.insert_many(
         [measured(sensor_id="s", ts=at(1), temp=1.5), measured(sensor_id="s", ts=at(2), label="x")]
     )
     (bucket,) = stored(database, "measured")
-    assert {"ts": [60_000, 120_000], "temp": [1.5, None], "label": ["", "x"]} == bucket["readings"]
-    # A reading without a value does not count for the average.
+    assert [
+        {"ts": at(1), "temp": 1.5, "label": ""},
+        {"ts": at(2), "temp": None, "label": "x"},
+    ] == bucket["readings"]
     assert {"temp": {"min": 1.5, "max": 1.5, "sum": 1.5, "count": 1}} == bucket["stats"]
 
 
@@ -169,7 +171,7 @@ def test_the_window_is_that_of_the_readings_own_time_in_utc(run, database):
 
 
 def test_weeks_begin_on_monday(run, database):
-    measured = reading_in("rows", span=timedelta(days=7), limit=None)
+    measured = reading_with(span=timedelta(days=7), limit=None)
     store = run.store([measured])
     store.insert(measured(sensor_id="s", ts=datetime(2026, 1, 4, 23, 59, tzinfo=UTC)))
     store.insert(measured(sensor_id="s", ts=datetime(2026, 1, 5, tzinfo=UTC)))
@@ -179,7 +181,7 @@ def test_weeks_begin_on_monday(run, database):
 
 
 def test_windows_by_limit_alone_begin_with_their_first_reading(run, database):
-    measured = reading_in("rows", span=None, limit=3)
+    measured = reading_with(span=None, limit=3)
     store = run.store([measured])
     store.setup()
     store.insert_many([measured(sensor_id="s", ts=at(minute)) for minute in range(0, 70, 10)])
@@ -199,24 +201,24 @@ def test_windows_by_limit_alone_begin_with_their_first_reading(run, database):
 
 
 def test_the_views_show_readings_and_averages_to_everyone(run, database):
-    for layout in LAYOUTS:
-        database.drop_collection("measured")
-        measured = reading_in(layout)
-        store = run.store([measured])
-        store.setup()
-        store.insert_many([measured(sensor_id="s", ts=at(minute), temp=minute) for minute in (1, 2, 6)])
-        store.insert(measured(sensor_id="s", ts=at(7)))
-        flat = list(database["measured.flat"].find({"temp": {"$gt": 1}}, sort=[("ts", 1)]))
-        assert [
-            {"sensor_id": "s", "ts": at(minute).replace(tzinfo=None), "temp": minute, "label": ""}
-            for minute in (2, 6)
-        ] == flat
-        (summary,) = database["measured.summary"].find({}, {"_id": 0})
-        assert {"min": 1.0, "max": 6.0, "sum": 9.0, "avg": 3.0} == summary["stats"]["temp"]
-        store.rebuild()
-        # Closed long ago, so the server can no longer look into packed ones.
-        assert (0 if layout == "packed" else 4) == len(list(database["measured.flat"].find()))
-        assert summary == database["measured.summary"].find_one({}, {"_id": 0})
+    measured = reading_with()
+    store = run.store([measured])
+    store.setup()
+    store.insert_many([measured(sensor_id="s", ts=at(minute), temp=minute) for minute in (1, 2, 6)])
+    store.insert(measured(sensor_id="s", ts=at(7)))
+    flat = list(database["measured.flat"].find({"temp": {"$gt": 1}}, sort=[("ts", 1)]))
+    assert [
+        {"sensor_id": "s", "ts": at(minute).replace(tzinfo=None), "temp": minute, "label": ""}
+        for minute in (2, 6)
+    ] == flat
+    (summary,) = database["measured.summary"].find({}, {"_id": 0})
+    assert {"min": 1.0, "max": 6.0, "sum": 9.0, "avg": 3.0} == summary["stats"]["temp"]
+    assert 4 == len(list(database["measured.flat"].find()))
+    # A bucket that another program damaged does not hide the others.
+    database.command("collMod", "measured", validationLevel="off")
+    store.insert(measured(sensor_id="t", ts=at(7)))
+    database.measured.update_one({"sensor_id": "s"}, {"$set": {"readings": "lost"}})
+    assert ["t"] == [each["sensor_id"] for each in database["measured.flat"].find()]
 
 
 def test_a_bulk_insert_is_one_update_per_bucket(heard):
@@ -261,17 +263,12 @@ def test_a_bulk_insert_is_one_update_per_bucket(heard):
     assert [] == store.verify()
 
 
-def test_set_up_makes_what_expires_and_what_is_compressed(run, database):
-    measured = reading_in("columns", expire_after=timedelta(days=30), compression="zstd")
-    store = run.store([measured])
+def test_set_up_makes_what_expires(run, database):
+    store = run.store([reading_with(expire_after=timedelta(days=30))])
     assert store.setup()
     assert [] == store.setup()
     assert 30 * 24 * 3600 == database.measured.index_information()["end_1"]["expireAfterSeconds"]
-    (found,) = database.list_collections(filter={"name": "measured"})
-    assert "block_compressor=zstd" in found["options"]["storageEngine"]["wiredTiger"]["configString"]
-    key = next(index for index in database.measured.list_indexes() if "start" in index["key"])
-    assert "block_compressor=zstd" in key["storageEngine"]["wiredTiger"]["configString"]
-    longer = run.store([reading_in("columns", expire_after=timedelta(days=60), compression="zstd")])
+    longer = run.store([reading_with(expire_after=timedelta(days=60))])
     (action,) = longer.setup()
     assert "change index" == action.what
 
@@ -294,28 +291,23 @@ def test_the_validator_is_that_of_buckets(run, database):
 def test_a_strict_validator_looks_at_the_readings_too(run, database):
     from pymongo.errors import WriteError
 
-    for layout, wrong in (
-        ("rows", {"readings": {"ts": at(1), "temp": "hot"}}),
-        ("columns", {"readings.ts": 1, "readings.temp": "hot"}),
+    class Strict(
+        Document,
+        collection="strict",
+        validation="strict",
+        bucket=Bucket(key="sensor_id", time="ts", span=HOUR),
     ):
+        sensor_id: str
+        ts: datetime
+        temp: float | None = None
 
-        class Strict(
-            Document,
-            collection=f"strict_{layout}",
-            validation="strict",
-            bucket=Bucket(key="sensor_id", time="ts", span=HOUR, layout=layout),
-        ):
-            sensor_id: str
-            ts: datetime
-            temp: float | None = None
-
-        store = run.store([Strict])
-        store.setup()
-        assert [] == store.setup()
-        store.insert_many([Strict(sensor_id="s", ts=at(minute)) for minute in range(20)])
-        store.insert(Strict(sensor_id="s", ts=at(1), temp=1))
-        with pytest.raises(WriteError):
-            database[f"strict_{layout}"].update_one({}, {"$push": wrong})
+    store = run.store([Strict])
+    store.setup()
+    assert [] == store.setup()
+    store.insert_many([Strict(sensor_id="s", ts=at(minute)) for minute in range(20)])
+    store.insert(Strict(sensor_id="s", ts=at(1), temp=1))
+    with pytest.raises(WriteError):
+        database.strict.update_one({}, {"$push": {"readings": {"ts": at(1), "temp": "hot"}}})
 
 
 def test_a_view_does_not_take_a_name_that_is_in_use(run, database):
@@ -325,17 +317,17 @@ def test_a_view_does_not_take_a_name_that_is_in_use(run, database):
     assert ["sensor_data.flat"] == database.list_collection_names()
 
 
-def test_single_documents_that_would_pass_for_buckets_are_refused(run, database):
-    """They have a field of the name that the start of a bucket has."""
-
+@pytest.mark.parametrize("document", [{"k": "a", "ts": at(1)}, {"k": "a", "start": at(1)}], ids=str)
+def test_a_collection_of_single_documents_is_refused(document, run, database):
     class Shift(Document, collection="shifts", bucket=Bucket(key="k", time="start", span=HOUR)):
         k: str
         start: datetime
 
-    database.shifts.insert_one({"k": "a", "start": at(1)})
-    with pytest.raises(DataError, match="rename the part") as caught:
+    database.shifts.insert_one(dict(document))
+    with pytest.raises(DataError, match="give adopt= its new name") as caught:
         run.store([Shift]).setup()
     assert "collection-conflict" == caught.value.code
+    assert ["_id_"] == list(database.shifts.index_information())
     database.shifts.delete_many({})
     store = run.store([Shift])
     store.setup()
@@ -345,13 +337,13 @@ def test_single_documents_that_would_pass_for_buckets_are_refused(run, database)
 
 
 def test_set_up_says_that_buckets_are_of_another_span(run, database, caplog):
-    longer = reading_in("rows", span=24 * HOUR, limit=None)
+    longer = reading_with(span=24 * HOUR, limit=None)
     store = run.store([longer])
     store.setup()
     store.insert_many([longer(sensor_id="s", ts=at(60 * hour)) for hour in range(5)])
     assert [] == store.setup()
     assert [] == caplog.records
-    shorter = reading_in("rows", limit=None)
+    shorter = reading_with(limit=None)
     store = run.store([shorter])
     store.setup()
     assert ["run rebuild" in each.getMessage() for each in caplog.records] == [True]
@@ -388,7 +380,7 @@ def test_a_measured_field_can_be_indexed_but_not_uniquely(run, database):
 
 
 def test_a_bucket_that_would_become_too_large_goes_on_in_the_next(run, database):
-    measured = reading_in("rows", limit=None)
+    measured = reading_with(limit=None)
     store = run.store([measured])
     store.setup()
     text = "x" * 5_000_000

@@ -1,4 +1,4 @@
-"""Proof, repair, adoption, conversion and packing of buckets; also when killed in the middle."""
+"""Proof, repair and adoption of buckets; also when killed in the middle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from bson import Binary, ObjectId
+from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pymongo import MongoClient
 
@@ -22,20 +22,12 @@ from treadle.plan.capabilities import Capabilities
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-LAYOUTS = ["rows", "columns", "packed"]
 WRITTEN = 200
 SERVER = Capabilities(transactions=True)
 
 
-def reading_in(layout: str, **options: Any) -> Any:
-    chosen = {
-        "key": "sensor_id",
-        "time": "ts",
-        "span": HOUR,
-        "limit": 5,
-        "stats": ("temp",),
-        "layout": layout,
-    }
+def reading_with(**options: Any) -> Any:
+    chosen = {"key": "sensor_id", "time": "ts", "span": HOUR, "limit": 5, "stats": ("temp",)}
 
     class Reading(Document, collection="readings", bucket=Bucket(**{**chosen, **options})):
         sensor_id: str
@@ -111,7 +103,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", list(FAULTS))
 def test_verify_names_it_and_repair_mends_it(name, run, database):
     options, damage, path = FAULTS[name]
-    reading = reading_in("rows", **options)
+    reading = reading_with(**options)
     store = run.store([reading])
     store.setup()
     fill(store, reading)
@@ -133,20 +125,18 @@ def test_verify_names_it_and_repair_mends_it(name, run, database):
         assert [("s", at(90), 0.0)] == [each for each in seen(store, reading) if each[2] == 0]
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_a_reading_of_the_wrong_type_is_found(layout, run, database):
+def test_a_reading_of_the_wrong_type_is_found(run, database):
     """The validator of a bucket lets it pass unless it is strict; verify does not."""
-    reading = reading_in(layout)
+    reading = reading_with()
     store = run.store([reading])
     store.setup()
     fill(store, reading)
-    path = "readings.0.temp" if layout == "rows" else "readings.temp.0"
-    database.readings.update_one({"start": START}, {"$set": {path: "hot"}})
+    database.readings.update_one({"start": START}, {"$set": {"readings.0.temp": "hot"}})
     assert "validation" in {each.pattern for each in store.verify()}
 
 
 def test_a_repeated_reading_in_another_bucket_of_the_window_is_found(run, database):
-    reading = reading_in("rows", unique="ts")
+    reading = reading_with(unique="ts")
     store = run.store([reading])
     store.setup()
     fill(store, reading, range(8))
@@ -159,154 +149,63 @@ def test_a_repeated_reading_in_another_bucket_of_the_window_is_found(run, databa
     assert (8, 0.0) == (store.count(reading), store.find_one(reading, {"ts": at(0)}).temp)
 
 
-def test_a_damaged_bucket_is_named_and_left_alone(run, database):
-    """Nothing is guessed: reading it fails with its id, and so does no other bucket."""
-    reading = reading_in("packed")
-    store = run.store([reading])
-    store.setup()
-    fill(store, reading)
-    store.rebuild()
-    bucket = first(database)
-    assert isinstance(bucket["readings"], bytes)
-    for wrong in (Binary(bucket["readings"][:-3]), Binary(b"\x09" + bucket["readings"][1:]), Binary(b"")):
-        database.readings.update_one({"_id": bucket["_id"]}, {"$set": {"readings": wrong}})
-        with pytest.raises(DataError, match=str(bucket["_id"])) as caught:
-            store.find(reading).to_list()
-        assert "bucket-damaged" == caught.value.code
-        assert [bucket["_id"]] == [each.document_id for each in store.verify()]
-        assert 0 == store.repair()
-        store.rebuild()
-        assert bytes(wrong) == first(database)["readings"]
-    assert 6 == store.count(reading, {"ts": {"$gte": at(60)}})
-    assert 12 == sum(each.count for each in store.summary(reading, "s"))
-    columns = reading_in("columns")
-    database.readings.delete_many({})
-    store = run.store([columns])
-    fill(store, columns)
-    database.readings.update_one({"start": START}, {"$push": {"readings.ts": 1}})
-    with pytest.raises(DataError, match="not equally long"):
-        store.find(columns).to_list()
-
-
-# -- conversion -----------------------------------------------------------------------------------
-
-
-def test_a_collection_is_converted_between_layouts(run, database):
-    """Same calls, same answers, and statistics that everyone can read in each of them."""
-    rows = reading_in("rows")
-    store = run.store([rows])
-    store.setup()
-    fill(store, rows)
-    before, summary = seen(store, rows), store.summary(rows, "s")
-    kinds = {"rows": list, "columns": dict, "packed": bytes}
-    for layout in ("columns", "packed", "rows", "packed", "columns", "rows"):
-        reading = reading_in(layout)
-        store = run.store([reading])
-        store.setup()
-        assert before == seen(store, reading), "before the conversion"
-        store.rebuild()
-        assert {kinds[layout]} == {type(each["readings"]) for each in database.readings.find()}
-        assert before == seen(store, reading)
-        assert summary == store.summary(reading, "s")
-        assert [] == store.verify()
-
-
 @pytest.mark.parametrize(
-    ("old", "new"), [("rows", "columns"), ("columns", "rows"), ("rows", "packed"), ("columns", "packed")]
-)
-def test_writers_of_the_old_layout_go_on_during_a_conversion(old, new, database):
-    before, after = reading_in(old, limit=50), reading_in(new, limit=50)
-    stores = [(Store(database, [before]), before), (Store(database, [after]), after)]
-    stores[0][0].setup()
-    fill(stores[0][0], before, range(40))
-    stop = threading.Event()
-    failed: list[BaseException] = []
-    written = [0, 0]
-
-    def write(number: int) -> None:
-        store, reading = stores[number]
-        try:
-            while not stop.is_set() and written[number] < WRITTEN:
-                store.insert(reading(sensor_id="s", ts=at(written[number] % 60), temp=1))
-                written[number] += 1
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for _ in range(6):
-        stores[1][0].rebuild()
-        stores[0][0].rebuild()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert [] == failed
-    assert 40 + sum(written) == stores[1][0].count(after) == stores[0][0].count(before)
-    assert [] == stores[1][0].verify()
-
-
-def test_closed_buckets_are_packed_when_due(run, database):
-    reading = reading_in("packed", limit=None)
+    "damage",
+    [
+        {"readings": "lost"}, {"readings": {"ts": [1]}}, {"readings": b"\x01"}, {"readings.0": 1},
+        {"readings.0.ts": "noon"}, {"start": "noon"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_bucket_is_named_and_left_alone(damage, run, database):
+    """Nothing is guessed: reading it fails with its id, and so does no other bucket."""
+    reading = reading_with()
     store = run.store([reading])
     store.setup()
     fill(store, reading)
-    layout = store.graph.entry(reading).layout
-    assert 0 == run(layout.pack_due(at(60)))
-    # The first window is over, and the grace after it.
-    assert 1 == run(layout.pack_due(at(70)))
-    assert [bytes, dict] == [type(each["readings"]) for each in database.readings.find(sort=[("start", 1)])]
-    assert 0 == run(layout.pack_due(at(70)))
-    store.insert(reading(sensor_id="s", ts=at(30), temp=99))
-    assert {"min": 99.0, "max": 99.0, "sum": 99.0} == database.readings.find_one({"_treadle.sequence": 1})[
-        "stats"
-    ]["temp"]
-    assert 2 == run(layout.pack_due(datetime.now(UTC)))
-    assert 13 == store.count(reading)
-    assert [30.0, 99.0] == sorted(each.temp for each in store.find(reading, {"ts": at(30)}))
-    assert 5.0 == store.update(reading, {"sensor_id": "s", "ts": at(20)}, {"$set": {"temp": 5.0}}).temp
-    assert bytes is type(first(database)["readings"])
-    assert [] == store.verify()
-    plain = reading_in("rows")
-    assert 0 == run(run.store([plain]).graph.entry(plain).layout.pack_due(at(70)))
-
-
-def test_scheduled_work_packs_what_is_due(run, database):
-    reading = reading_in("packed", limit=None)
-    store = run.store([reading])
-    store.setup()
-    fill(store, reading)
-    assert [] == store.run_due(now=at(60))
-    (would,) = store.run_due(now=at(70), dry_run=True)
-    assert ("Reading packing", 0) == (would.name, would.written)
-    (ran,) = store.run_due(now=at(70))
-    assert ("bucket", "Reading", 1, None) == (ran.pattern, ran.model, ran.written, ran.error)
-    assert [] == store.run_due(now=at(70))
-    assert [1] == [each.written for each in store.run_due()]
-    assert {bytes} == {type(each["readings"]) for each in database.readings.find()}
-    assert [] == store.verify()
-    by_limit = reading_in("packed", span=None, limit=3)
-    database.readings.drop()
-    store = run.store([by_limit])
-    store.setup()
-    fill(store, by_limit, range(8))
-    assert [2] == [each.written for each in store.run_due()]
-    assert [] == store.run_due()
-    assert 8 == store.count(by_limit)
-
-
-def test_due_packing_finds_open_buckets_by_an_index(database):
-    reading = reading_in("packed")
-    store = Store(database, [reading])
-    store.setup()
-    fill(store, reading)
+    database.command("collMod", "readings", validationLevel="off")
+    bucket = first(database)
+    database.readings.update_one({"_id": bucket["_id"]}, {"$set": damage})
+    damaged = database.readings.find_one({"_id": bucket["_id"]})
+    with pytest.raises(DataError, match=str(bucket["_id"])) as caught:
+        store.find(reading).to_list()
+    assert "bucket-damaged" == caught.value.code
+    assert {bucket["_id"]} == {each.document_id for each in store.verify()}
+    # Others that are merely wrong are repaired all the same.
+    database.readings.update_many({"_id": {"$ne": bucket["_id"]}}, {"$inc": {"count": 1}})
+    assert database.readings.count_documents({}) - 1 == store.repair()
     store.rebuild()
-    plan = (
-        database.readings.find({"$and": [{"readings.ts": {"$exists": True}}, {"start": {"$lte": at(999)}}]})
-        .hint("treadle_open")
-        .explain()
-    )
-    assert 0 == plan["executionStats"]["totalDocsExamined"]
+    assert {bucket["_id"]} == {each.document_id for each in store.verify()}
+    assert damaged == database.readings.find_one({"_id": bucket["_id"]})
+    assert 6 == len(store.find(reading, {"ts": {"$gte": at(60)}}).to_list())
+
+
+def test_a_document_that_is_no_bucket_is_named(run, database):
+    reading = reading_with()
+    store = run.store([reading])
+    store.setup()
+    fill(store, reading)
+    database.command("collMod", "readings", validationLevel="off")
+    other = database.readings.insert_one({"sensor_id": "t", "ts": at(0), "temp": 1.0}).inserted_id
+    assert [other] == [each.document_id for each in store.verify(reading) if each.pattern == "bucket"]
+    with pytest.raises(DataError, match=str(other)):
+        store.find(reading).to_list()
+    assert 12 == len(store.find(reading, {"sensor_id": "s"}).to_list())
+
+
+def test_odd_notes_of_a_bucket_are_no_obstacle(run, database):
+    """`_treadle` is nobody's to write, but anybody can."""
+    reading = reading_with(span=None)
+    store = run.store([reading])
+    store.setup()
+    store.insert_many([reading(sensor_id="a", ts=at(minute)) for minute in range(0, 60, 5)])
+    ids = [each["_id"] for each in database.readings.find().sort("start")]
+    for odd in ([1], {"next": "tomorrow"}, "x"):
+        database.readings.update_one({"_id": ids[0]}, {"$set": {"_treadle": odd}})
+        assert {ids[0]} == {each.document_id for each in store.verify()}
+        store.repair()
+        store.rebuild()
+        assert 12 == store.count(reading)
 
 
 # -- adoption -------------------------------------------------------------------------------------
@@ -333,14 +232,12 @@ def with_ids(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return documents
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("source", ["readings", "old"])
-def test_single_documents_are_adopted(layout, source, run, database):
-    """From the same collection or another, whatever their ids, in pages, with progress; what is no reading stays."""
-    reading = reading_in(layout, adopt=None if source == "readings" else source, limit=None)
+def test_single_documents_are_adopted(run, database):
+    """Whatever their ids, in pages, with progress; what is no reading stays."""
+    reading = reading_with(adopt="old", limit=None)
     options = database.codec_options.with_options(uuid_representation=4)
-    database[source].with_options(codec_options=options).insert_many(with_ids(single(450)))
-    database[source].insert_one({"sensor_id": "s0", "temp": 1.0})
+    database.old.with_options(codec_options=options).insert_many(with_ids(single(450)))
+    database.old.insert_one({"sensor_id": "s0", "temp": 1.0})
     store = run.store([reading], limits=Limits(adopt_page=50))
     store.setup()
     assert [] == store.setup()
@@ -353,9 +250,9 @@ def test_single_documents_are_adopted(layout, source, run, database):
         for each in sorted(single(450), key=lambda each: (each["sensor_id"], each["ts"]))
     ] == seen(store, reading)
     assert 1 == len([each for each in store.verify() if each.pattern == "bucket"])
-    assert 1 == database[source].count_documents({"start": {"$exists": False}, "count": {"$exists": False}})
+    assert 1 == database.old.count_documents({})
     # Those who do not know of buckets yet may go on.
-    database[source].insert_many(single(5, 5000))
+    database.old.insert_many(single(5, 5000))
     store.rebuild()
     assert 455 == store.count(reading)
 
@@ -363,16 +260,16 @@ def test_single_documents_are_adopted(layout, source, run, database):
 @pytest.mark.parametrize("command", ["update", "delete"])
 def test_adoption_loses_no_change_of_a_single_document(command, server, database):
     """Somebody changes one and deletes one while they are on their way; also after they were compared."""
-    reading = reading_in("rows")
-    database.readings.insert_many(single(6))
+    reading = reading_with(adopt="old")
+    database.old.insert_many(single(6))
     heard = CommandLog()
     with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
         store = Store(client[database.name], [reading])
         store.setup()
 
         def come_between() -> None:
-            database.readings.update_one({"ts": at(3), "temp": 3.0}, {"$set": {"temp": 33.0}})
-            database.readings.delete_one({"ts": at(0), "temp": 0.0})
+            database.old.update_one({"ts": at(3), "temp": 3.0}, {"$set": {"temp": 33.0}})
+            database.old.delete_one({"ts": at(0), "temp": 0.0})
 
         heard.before((command,), 0, come_between)
         store.rebuild()
@@ -382,8 +279,8 @@ def test_adoption_loses_no_change_of_a_single_document(command, server, database
 
 def test_adoption_drops_a_repeated_reading_only_if_it_still_is_one(server, database):
     """Somebody corrects its time just before it would go."""
-    reading = reading_in("rows", unique="ts")
-    database.readings.insert_one({"sensor_id": "s0", "ts": at(0), "temp": 9.0})
+    reading = reading_with(unique="ts", adopt="old")
+    database.old.insert_one({"sensor_id": "s0", "ts": at(0), "temp": 9.0})
     heard = CommandLog()
     with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
         store = Store(client[database.name], [reading])
@@ -391,7 +288,7 @@ def test_adoption_drops_a_repeated_reading_only_if_it_still_is_one(server, datab
         store.insert(reading(sensor_id="s0", ts=at(0), temp=0.0))
 
         def come_between() -> None:
-            database.readings.update_one({"temp": 9.0}, {"$set": {"ts": at(7)}})
+            database.old.update_one({"temp": 9.0}, {"$set": {"ts": at(7)}})
 
         heard.before(("delete",), 0, come_between)
         store.rebuild()
@@ -401,25 +298,25 @@ def test_adoption_drops_a_repeated_reading_only_if_it_still_is_one(server, datab
 
 
 def test_documents_that_are_not_adopted_are_counted_in_the_log(database, caplog):
-    database.readings.insert_many([{"sensor_id": "s", "temp": float(number)} for number in range(40)])
-    store = Store(database, [reading_in("rows")])
+    database.old.insert_many([{"sensor_id": "s", "temp": float(number)} for number in range(40)])
+    store = Store(database, [reading_with(adopt="old")])
     store.setup()
     store.rebuild()
     assert 11 == len(caplog.records)
-    assert "40 documents of readings are not adopted" in caplog.records[-1].getMessage()
-    assert 40 == database.readings.count_documents({})
+    assert "40 documents of old are not adopted" in caplog.records[-1].getMessage()
+    assert 40 == database.old.count_documents({})
 
 
 def test_adoption_goes_on_under_writers(database):
-    reading = reading_in("rows", limit=20)
-    database.readings.insert_many(single(1200))
+    reading = reading_with(limit=20, adopt="old")
+    database.old.insert_many(single(1200))
     store = Store(database, [reading])
     store.setup()
     failed: list[BaseException] = []
 
     def old() -> None:
         for number in range(WRITTEN):
-            database.readings.insert_one(single(1, 2000 + number)[0])
+            database.old.insert_one(single(1, 2000 + number)[0])
 
     def new() -> None:
         for number in range(WRITTEN):
@@ -469,7 +366,7 @@ ACTS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("act", list(ACTS))
 def test_a_lost_reply_stores_nothing_twice(act, options, fault_sweep, record_points):
     """The command was done and its client never heard of it; the driver asks again, and nothing is done twice."""
-    reading = reading_in("rows", **options)
+    reading = reading_with(**options)
     stores = fault_sweep.stores("buckets", [reading])
 
     def reset() -> None:
@@ -494,7 +391,7 @@ def test_a_lost_reply_stores_nothing_twice(act, options, fault_sweep, record_poi
 
 def adopting(client: MongoClient[Any], database: str) -> Callable[[], Any]:
     """In a process of its own: take over what another collection holds."""
-    store = Store(client[database], [reading_in("rows", adopt="old")])
+    store = Store(client[database], [reading_with(adopt="old")])
     store.recover()
     return store.rebuild
 
@@ -502,7 +399,7 @@ def adopting(client: MongoClient[Any], database: str) -> Callable[[], Any]:
 @pytest.mark.heavy
 def test_an_adoption_that_is_killed_is_finished_by_the_next(fault_sweep, record_points):
     """kill -9 before each of its writes; nothing is lost and nothing is there twice."""
-    reading = reading_in("rows", adopt="old")
+    reading = reading_with(adopt="old")
     stores = fault_sweep.stores("buckets", [reading])
 
     def reset() -> None:
@@ -534,25 +431,24 @@ def test_on_a_standalone_server_all_but_moves_is_offered():
         shared_server(replica_set=False) as alone,
         MongoClient[Any](alone.uri) as opened,
     ):
-        for layout in LAYOUTS:
-            database = opened[f"alone_{layout}"]
-            reading = reading_in(layout, unique="ts", adopt="old")
-            store = Store(database, [reading])
-            store.setup()
-            fill(store, reading)
-            fill(store, reading)
-            store.rebuild()
-            assert 12 == store.count(reading)
-            assert 1.5 == store.update(reading, {"ts": at(20)}, {"$set": {"temp": 1.5}}).temp
-            assert store.delete(reading, {"ts": at(30)}) is not None
-            with pytest.raises(UsageError, match="standalone") as caught:
-                store.update(reading, {"ts": at(20)}, {"$set": {"ts": at(300)}})
-            assert "transactions-unavailable" == caught.value.code
-            database.old.insert_many(single(30))
-            store.rebuild()
-            assert 41 == store.count(reading)
-            assert [] == store.verify()
-        plain = reading_in("rows", adopt="old")
+        database = opened["alone"]
+        reading = reading_with(unique="ts", adopt="old")
+        store = Store(database, [reading])
+        store.setup()
+        fill(store, reading)
+        fill(store, reading)
+        store.rebuild()
+        assert 12 == store.count(reading)
+        assert 1.5 == store.update(reading, {"ts": at(20)}, {"$set": {"temp": 1.5}}).temp
+        assert store.delete(reading, {"ts": at(30)}) is not None
+        with pytest.raises(UsageError, match="standalone") as caught:
+            store.update(reading, {"ts": at(20)}, {"$set": {"ts": at(300)}})
+        assert "transactions-unavailable" == caught.value.code
+        database.old.insert_many(single(30))
+        store.rebuild()
+        assert 41 == store.count(reading)
+        assert [] == store.verify()
+        plain = reading_with(adopt="old")
         store = Store(opened["alone_plain"], [plain])
         store.setup()
         opened["alone_plain"].old.insert_many(single(3))

@@ -13,8 +13,8 @@ START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def reading_in(layout: str = "rows", **options: Any) -> Any:
-    chosen = {"key": "sensor_id", "time": "ts", "span": HOUR, "stats": ("temp",), "layout": layout}
+def reading_with(**options: Any) -> Any:
+    chosen = {"key": "sensor_id", "time": "ts", "span": HOUR, "stats": ("temp",)}
 
     class Reading(Document, collection="readings", bucket=Bucket(**{**chosen, **options})):
         sensor_id: str
@@ -43,7 +43,7 @@ def batch(reading: Any, minutes: Any, sensors: int = 6) -> list[Any]:
 def test_what_is_unique_does_not_slip_into_a_second_bucket(overheard, database):
     """Another writer fills the bucket with a reading that this batch wanted to put into the next one."""
     through, listener = overheard
-    reading = reading_in(limit=5, unique="ts")
+    reading = reading_with(limit=5, unique="ts")
     store, other = Store(through, [reading]), Store(database, [reading])
     store.setup()
     other.insert_many(batch(reading, range(2), sensors=1))
@@ -57,9 +57,8 @@ def test_what_is_unique_does_not_slip_into_a_second_bucket(overheard, database):
 # -- values that do not fit ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_a_change_that_could_not_be_read_back_changes_nothing(layout, run, database):
-    reading = reading_in(layout)
+def test_a_change_that_could_not_be_read_back_changes_nothing(run, database):
+    reading = reading_with()
     store = run.store([reading])
     store.setup()
     store.insert_many(batch(reading, range(3), sensors=1))
@@ -80,8 +79,7 @@ def test_a_change_that_could_not_be_read_back_changes_nothing(layout, run, datab
     assert "model-inconsistent" == caught.value.code
     assert before == list(database.readings.find())
     # What others wrote can be mended, and otherwise changed.
-    column = "readings.label.1" if layout == "columns" else "readings.1.label"
-    database.readings.update_one({}, {"$set": {column: 5}})
+    database.readings.update_one({}, {"$set": {"readings.1.label": 5}})
     assert 3 == store.update_many(reading, {}, {"$inc": {"temp": 1}})
     assert 3 == store.update_many(reading, {}, {"$set": {"label": "mended"}})
     assert ["mended"] * 3 == [each.label for each in store.find(reading)]
@@ -111,12 +109,11 @@ def test_series_of_different_types_stay_apart(run):
     assert [] == store.verify()
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_a_sum_beyond_64_bits_is_a_float(layout, run):
+def test_a_sum_beyond_64_bits_is_a_float(run):
     class Large(
         Document,
         collection="large",
-        bucket=Bucket(key="k", time="ts", span=HOUR, stats="n", layout=layout),
+        bucket=Bucket(key="k", time="ts", span=HOUR, stats="n"),
     ):
         k: str
         ts: datetime
@@ -136,7 +133,7 @@ def test_a_sum_beyond_64_bits_is_a_float(layout, run):
 
 def test_readings_of_very_different_size_find_room(run):
     """The first one is small, and says nothing of the others."""
-    reading = reading_in()
+    reading = reading_with()
     store = run.store([reading])
     store.setup()
     many = batch(reading, range(12), sensors=1)

@@ -20,24 +20,11 @@ class Policy(Document, collection="policies", history=History()):
     notes: list[str] = []
 
 
-class Lean(Document, collection="lean", history=History(form="changes", whole_every=3)):
-    id: int
-    holder: str = "Ada"
-    premium: int = 0
-    notes: list[str] | None = None
-
-
 class Claim(Document, collection="claims"):
     contract_id: int
 
 
 class Contract(Document, collection="contracts", history=History()):
-    id: int
-    name: str = ""
-    claims: Annotated[int, Count(Claim, by="contract_id")] = 0
-
-
-class Ledgered(Document, collection="ledgered", history=History(maintained=True)):
     id: int
     name: str = ""
     claims: Annotated[int, Count(Claim, by="contract_id")] = 0

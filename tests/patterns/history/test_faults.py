@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.fault_sweep import Write
-from tests.patterns.history.models import Lean, Policy, disorder, rows
+from tests.patterns.history.models import Policy, disorder, rows
 from treadle import Store
 
 pytestmark = [pytest.mark.heavy, pytest.mark.server]
@@ -35,7 +35,7 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES)
 def test_a_state_goes_with_its_write(write, fault_sweep, record_points):
-    stores = fault_sweep.stores("history", [Policy, Lean])
+    stores = fault_sweep.stores("history", [Policy])
     store, database = stores.sound, stores.database
 
     def reset() -> None:

@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from tests.patterns.history.models import SMALL, UTC, Followed, Lean, Policy, disorder, rows, states
+from tests.patterns.history.models import SMALL, UTC, Followed, Policy, disorder, rows, states
 from treadle import Document, History, Limits
 
 
@@ -99,7 +99,7 @@ def test_a_write_of_a_document_without_rows_records_what_it_ends(run, database):
 # -- keep ----------------------------------------------------------------------------------------
 
 
-class Few(Document, collection="few", history=History(keep=2, form="changes", whole_every=3)):
+class Few(Document, collection="few", history=History(keep=2)):
     id: int
     premium: int = 0
 
@@ -148,32 +148,6 @@ def test_keep_holds_states_of_an_age(run, database):
     store.run_due(now=dt.datetime.now(UTC) + dt.timedelta(days=31))
     assert [3] == [each["premium"] for each in states(store, Recent, 1)]
     assert [] == store.verify()
-
-
-# -- changes -------------------------------------------------------------------------------------
-
-
-def test_changes_are_put_together_again(run, database):
-    store = run.store([Lean], limits=SMALL)
-    store.setup()
-    store.insert(Lean(id=1))
-    for number in range(1, 12):
-        if number % 4 == 3:
-            store.update(Lean, 1, {"$unset": {"notes": 1}, "$inc": {"premium": 1}})
-        else:
-            store.update(Lean, 1, {"$set": {"notes": ["x"] * (number % 3)}, "$inc": {"premium": 1}})
-    kept = rows(database, 1, "lean_history")
-    assert [1, 4, 7, 10, 12] == [row["revision"] for row in kept if "document" in row]
-    premiums = [state.premium for state in store.history(Lean, 1)]
-    assert list(range(12))[::-1] == premiums
-    for row in kept:
-        assert row["revision"] - 1 == store.at(Lean, 1, row["valid_from"]).premium
-    assert {"premium": (1, 4)} == {
-        name: changed for name, changed in store.diff(Lean, 1, 2, 5).items() if name == "premium"
-    }
-    assert [] == store.verify()
-    # A document with eleven fields' worth of text is not stored eleven times.
-    assert all(set(row["changes"]["put"]) <= {"premium", "notes"} for row in kept if "changes" in row)
 
 
 def followed(run, database):

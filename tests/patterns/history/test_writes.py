@@ -16,8 +16,6 @@ from tests.patterns.history.models import (
     Claim,
     Contract,
     Fan,
-    Lean,
-    Ledgered,
     Node,
     Policy,
     Truck,
@@ -68,18 +66,17 @@ def test_states_are_read_newest_first_and_as_of_a_moment(run, database):
     assert store.at(Policy, 1, dt.datetime.now(UTC) + dt.timedelta(days=1)) is None
 
 
-@pytest.mark.parametrize("model", [Policy, Lean])
-def test_find_at_gives_the_documents_that_matched_then(model, run, database):
-    store = run.store([model], limits=SMALL)
+def test_find_at_gives_the_documents_that_matched_then(run, database):
+    store = run.store([Policy], limits=SMALL)
     store.setup()
-    store.insert_many([model(id=key, premium=key) for key in range(7)])
-    moment = max(row["valid_from"] for row in database[f"{model.__treadle__.collection}_history"].find())
-    store.update_many(model, {"premium": {"$gte": 3}}, {"$inc": {"premium": 100}})
-    store.delete(model, 4)
-    found = list(store.find_at(model, {"premium": {"$gte": 3}}, moment))
+    store.insert_many([Policy(id=key, premium=key) for key in range(7)])
+    moment = max(row["valid_from"] for row in database["policies_history"].find())
+    store.update_many(Policy, {"premium": {"$gte": 3}}, {"$inc": {"premium": 100}})
+    store.delete(Policy, 4)
+    found = list(store.find_at(Policy, {"premium": {"$gte": 3}}, moment))
     assert [3, 4, 5, 6] == [each.id for each in found]
     assert [3, 4, 5, 6] == [each.premium for each in found]
-    assert 6 == len(list(store.find_at(model, {}, dt.datetime.now(UTC) + dt.timedelta(days=1))))
+    assert 6 == len(list(store.find_at(Policy, {}, dt.datetime.now(UTC) + dt.timedelta(days=1))))
 
 
 def test_a_write_that_changes_nothing_makes_no_state(run, database):
@@ -110,34 +107,33 @@ def test_several_writes_in_one_transaction_make_one_state(run, database):
     assert [] == store.verify()
 
 
-@pytest.mark.parametrize("model", [Policy, Lean])
-def test_a_transaction_whose_writes_cancel_out_makes_no_state(model, run, database):
-    store = run.store([model])
+def test_a_transaction_whose_writes_cancel_out_makes_no_state(run, database):
+    store = run.store([Policy])
     store.setup()
-    history = f"{model.__treadle__.collection}_history"
-    store.insert(model(id=1, premium=1))
-    store.update(model, 1, {"$set": {"premium": 2}})
+    history = "policies_history"
+    store.insert(Policy(id=1, premium=1))
+    store.update(Policy, 1, {"$set": {"premium": 2}})
     before = rows(database, 1, history)
     with store.transaction() as session:
-        store.update(model, 1, {"$set": {"premium": 3}}, session=session)
-        store.update(model, 1, {"$set": {"premium": 2}}, session=session)
+        store.update(Policy, 1, {"$set": {"premium": 3}}, session=session)
+        store.update(Policy, 1, {"$set": {"premium": 2}}, session=session)
     assert before == rows(database, 1, history)
     with store.transaction() as session:
-        store.insert(model(id=2), session=session)
-        store.delete(model, 2, session=session)
+        store.insert(Policy(id=2), session=session)
+        store.delete(Policy, 2, session=session)
     assert [] == rows(database, 2, history)
     with store.transaction() as session:
-        store.delete(model, 1, session=session)
-        store.insert(model(id=1, premium=2), session=session)
+        store.delete(Policy, 1, session=session)
+        store.insert(Policy(id=1, premium=2), session=session)
     assert before == rows(database, 1, history)
     with store.transaction() as session:
-        store.delete(model, 1, session=session)
-        store.insert(model(id=1, premium=9), session=session)
+        store.delete(Policy, 1, session=session)
+        store.insert(Policy(id=1, premium=9), session=session)
     with store.transaction() as session:
-        store.update(model, 1, {"$set": {"premium": 10}}, session=session)
-        store.delete(model, 1, session=session)
-    assert [1, 2, 9] == [each["premium"] for each in states(store, model, 1)]
-    assert [] == disorder(database, model)
+        store.update(Policy, 1, {"$set": {"premium": 10}}, session=session)
+        store.delete(Policy, 1, session=session)
+    assert [1, 2, 9] == [each["premium"] for each in states(store, Policy, 1)]
+    assert [] == disorder(database, Policy)
     assert [] == store.verify()
 
 
@@ -237,29 +233,15 @@ def test_a_second_open_row_cannot_be_stored(run, database):
 # -- other writes --------------------------------------------------------------------------------
 
 
-def test_values_that_treadle_maintains_make_no_state_unless_asked(run, database):
-    for model, expected in ((Contract, [0]), (Ledgered, [0, 1, 2, 1])):
-        for name in database.list_collection_names():
-            database[name].drop()
-        store = run.store([Claim, model])
-        store.setup()
-        store.insert(model(id=1))
-        claims = [store.insert(Claim(contract_id=1)) for _ in range(2)]
-        store.delete(Claim, claims[0].id)
-        found = rows(database, 1, f"{model.__treadle__.collection}_history")
-        assert expected == [row["document"]["claims"] for row in found]
-        assert 1 == store.get(model, 1).claims
-        assert [] == store.verify()
-
-
-def test_repair_of_a_maintained_value_is_a_state_where_these_count(run, database):
-    store = run.store([Claim, Ledgered])
+def test_values_that_treadle_maintains_make_no_state(run, database):
+    store = run.store([Claim, Contract])
     store.setup()
-    store.insert(Ledgered(id=1))
-    database["ledgered"].update_one({"_id": 1}, {"$set": {"claims": 7}})
-    store.repair()
+    store.insert(Contract(id=1))
+    claims = [store.insert(Claim(contract_id=1)) for _ in range(2)]
+    store.delete(Claim, claims[0].id)
+    assert [0] == [row["document"]["claims"] for row in rows(database, 1, "contracts_history")]
+    assert 1 == store.get(Contract, 1).claims
     assert [] == store.verify()
-    assert 0 == store.get(Ledgered, 1).claims
 
 
 def test_appending_to_an_array_is_a_state(run, database):
@@ -335,22 +317,7 @@ def test_a_migration_is_a_state_and_older_ones_are_read_through_it(run, database
     assert [] == store.verify()
 
 
-# -- differences, and the way back ---------------------------------------------------------------
-
-
-def test_diff_names_what_changed_by_number_or_moment(run, database):
-    store = run.store([Policy])
-    store.setup()
-    store.insert(Policy(id=1, premium=1))
-    store.update(Policy, 1, {"$set": {"premium": 2, "notes": ["a"]}})
-    store.update(Policy, 1, {"$set": {"holder": "Ben"}})
-    assert {"premium": (1, 2), "notes": ([], ["a"])} == store.diff(Policy, 1, 1, 2)
-    assert {"holder": ("Ben", "Ada")} == store.diff(Policy, 1, 3, 2)
-    times = [row["valid_from"] for row in rows(database, 1)]
-    assert {"holder": ("Ada", "Ben")} == store.diff(Policy, 1, times[1], times[2])
-    changed = store.diff(Policy, 1, 1, 2)["premium"]
-    assert (1, 2) == (changed.before, changed.after)
-    assert {} == store.diff(Policy, 1, 2, 2)
+# -- the way back -------------------------------------------------------------------------------
 
 
 def test_revert_is_a_new_state_and_brings_back_what_was_deleted(run, database):
@@ -420,40 +387,38 @@ def test_an_update_costs_two_commands_more_and_looks_at_one_row(heard, database)
     assert [] == disorder(database, Policy)
 
 
-@pytest.mark.parametrize("model", [Policy, Lean])
-def test_an_update_of_a_document_without_its_row_records_what_it_ends(model, run, database):
+def test_an_update_of_a_document_without_its_row_records_what_it_ends(run, database):
     """Where somebody else stored the document, removed its row, or its row's end."""
-    store = run.store([model])
+    store = run.store([Policy])
     store.setup()
-    history = database[f"{model.__treadle__.collection}_history"]
+    history = database["policies_history"]
     raw = {"_id": 1, "holder": "Ada", "premium": 5, "notes": []}
-    database[model.__treadle__.collection].insert_one(raw)
-    store.update(model, 1, {"$set": {"premium": 5}})
+    database["policies"].insert_one(raw)
+    store.update(Policy, 1, {"$set": {"premium": 5}})
     assert [] == list(history.find())
-    store.update(model, 1, {"$set": {"premium": 6}})
-    assert [5, 6] == [each["premium"] for each in states(store, model, 1)]
+    store.update(Policy, 1, {"$set": {"premium": 6}})
+    assert [5, 6] == [each["premium"] for each in states(store, Policy, 1)]
     history.delete_one({"document_id": 1, "valid_to": None})
-    store.update(model, 1, {"$set": {"premium": 7}})
-    assert [5, 6, 7] == [each["premium"] for each in states(store, model, 1)]
+    store.update(Policy, 1, {"$set": {"premium": 7}})
+    assert [5, 6, 7] == [each["premium"] for each in states(store, Policy, 1)]
     history.update_one({"document_id": 1, "valid_to": None}, {"$unset": {"valid_to": 1}})
-    store.update(model, 1, {"$set": {"premium": 8}})
-    store.bulk([Update(model, 1, {"$set": {"premium": 9}}), Update(model, 1, {"$inc": {"premium": 0}})])
-    assert [5, 6, 7, 8, 9] == [each["premium"] for each in states(store, model, 1)]
-    assert [] == disorder(database, model)
+    store.update(Policy, 1, {"$set": {"premium": 8}})
+    store.bulk([Update(Policy, 1, {"$set": {"premium": 9}}), Update(Policy, 1, {"$inc": {"premium": 0}})])
+    assert [5, 6, 7, 8, 9] == [each["premium"] for each in states(store, Policy, 1)]
+    assert [] == disorder(database, Policy)
     assert [] == store.verify()
 
 
-@pytest.mark.parametrize("model", [Policy, Lean])
-def test_a_document_that_another_writer_deleted_can_be_inserted_again(model, run, database):
-    store = run.store([model])
+def test_a_document_that_another_writer_deleted_can_be_inserted_again(run, database):
+    store = run.store([Policy])
     store.setup()
-    store.insert_many([model(id=number, premium=1) for number in range(3)])
-    database[model.__treadle__.collection].delete_many({})
-    store.insert(model(id=0, premium=2))
-    store.insert_many([model(id=number, premium=2) for number in (1, 2)])
+    store.insert_many([Policy(id=number, premium=1) for number in range(3)])
+    database["policies"].delete_many({})
+    store.insert(Policy(id=0, premium=2))
+    store.insert_many([Policy(id=number, premium=2) for number in (1, 2)])
     for number in range(3):
-        assert [1, 2] == [each["premium"] for each in states(store, model, number)]
-    assert [] == disorder(database, model)
+        assert [1, 2] == [each["premium"] for each in states(store, Policy, number)]
+    assert [] == disorder(database, Policy)
     assert [] == store.verify()
 
 

@@ -58,7 +58,7 @@ class CounterFields(CounterRule):
         self.buffer_collection: str = (
             declared.collection or f"treadle.buffer.{place.entry.collection}.{self.path}"
         )
-        self.needs = TRANSACTIONS if declared.buffer == "durable" else NOTHING
+        self.needs = NOTHING if declared.buffer == "sampled" else TRANSACTIONS
         if declared.collection is not None:
             graph.add_side(_buffer_model(place, declared.collection), place.label)
 

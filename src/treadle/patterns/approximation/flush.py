@@ -9,8 +9,6 @@ Rules:
    take the same ones conflict, and one of them starts again.
 3. The amounts of ids that no document has are returned and logged.
 4. An amount that cannot be added does not stop the others. It is returned with those.
-5. Without transactions each document carries the mark of the batch until the
-   batch is over, so that it is not added twice.
 
 The events of durable counters are in `events.py`.
 """
@@ -21,12 +19,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bson import ObjectId
-from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
+from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.engine import lazy
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
-from treadle.engine.set_aside import log
 from treadle.engine.touches import counted
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
@@ -34,7 +31,7 @@ from treadle.graph.calls import Sums
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import RESERVED, to_bson
+from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.plan import (
     Plan,
@@ -43,7 +40,6 @@ from treadle.plan import (
     find,
     find_one,
     find_one_and_update,
-    update_many,
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
@@ -61,7 +57,6 @@ from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
 LEDGER = "treadle.batches"
-MARKS = f"{RESERVED}.batches"
 # Nothing can be added to what the document holds: no number, or the sum would be too large.
 REFUSALS = POISON | {TYPE_MISMATCH, BAD_VALUE}
 INT_MAX = 2**63
@@ -70,11 +65,8 @@ INT_MAX = 2**63
 # -- adding to documents ------------------------------------------------------------------------
 
 
-def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = None) -> Plan[dict[Any, Any]]:
-    """Add amounts to their documents; those whose document does not exist.
-
-    A document that carries `mark` is passed over, and marked otherwise.
-    """
+def apply(rule: CounterFields, sums: Sums, ledger: Ledger) -> Plan[dict[Any, Any]]:
+    """Add amounts to their documents; those whose document does not exist."""
     entry = rule.target
     followed = concerns(entry, _written(rule)) or may_upgrade(entry)
     befores: list[Raw] = []
@@ -87,13 +79,7 @@ def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = No
         sums = {key: n for key, n in sums.items() if key not in stuck}
     if rule.declared.upsert:
         yield from _make(rule, sums)
-    operations = []
-    for key, n in sums.items():
-        condition, update = rule.where(key), rule.increment(n)
-        if mark is not None:
-            condition[f"{MARKS}.{mark}"] = {"$exists": False}
-            update["$set"] = {f"{MARKS}.{mark}": True}
-        operations.append(UpdateOne(condition, update))
+    operations = [UpdateOne(rule.where(key), rule.increment(n)) for key, n in sums.items()]
     matched, most = 0, rule.limits.counter_chunk
     for start in range(0, len(operations), most):
         result = yield from bulk_write(entry.collection, operations[start : start + most], ordered=False)
@@ -204,14 +190,8 @@ class Flush(Work[dict[Any, Any]]):
         self.sums = sums
         self.writer = writer
         self.number = number
-        # Whether documents carry its mark, so that parts of it may have been added.
-        self.marks = False
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[dict[Any, Any]]:
-        # A note in another document cannot be written together with the amounts without a transaction.
-        self.marks = not server.transactions
-        if self.marks:
-            return (yield from apply(self.rule, self.sums, ledger, self.mark))
         noted = {"$set": {"n": self.number}, "$currentDate": {"at": True}}
         before = yield from find_one_and_update(
             LEDGER, {"_id": self.writer}, noted, after=False, upsert=True, projection={"n": 1}
@@ -221,30 +201,11 @@ class Flush(Work[dict[Any, Any]]):
             return (yield from _missing(self.rule, self.sums))
         return (yield from apply(self.rule, self.sums, ledger))
 
-    @property
-    def mark(self) -> str:
-        return f"{self.writer}_{self.number}"
 
-
-def unmark(work: Flush) -> Plan[None]:
-    """Take the marks of a batch away that is known to be over; one that stays does no harm."""
-    if not work.marks:
-        return
-    rule, name = work.rule, f"{MARKS}.{work.mark}"
-    marked = {**rule.where_any(work.sums), name: {"$exists": True}}
-    try:
-        yield from update_many(rule.target.collection, marked, {"$unset": {name: ""}})
-    except PyMongoError as error:
-        log.warning("%s: the marks of a batch stay: %s", rule.place.label, error)
-
-
-def was_added(work: Flush, key: Any) -> Plan[bool]:
-    """Whether a batch whose outcome is unknown has reached one document."""
-    noted = yield from find_one(LEDGER, {"_id": work.writer}, {"n": 1})
-    if noted is not None and noted["n"] >= work.number:
-        return True
-    marked = {**work.rule.where(key), f"{MARKS}.{work.mark}": {"$exists": True}}
-    return (yield from find_one(work.entry.collection, marked, {"_id": 1})) is not None
+def was_added(writer: ObjectId, number: int) -> Plan[bool]:
+    """Whether a batch whose outcome is unknown was committed."""
+    noted = yield from find_one(LEDGER, {"_id": writer}, {"n": 1})
+    return noted is not None and noted["n"] >= number
 
 
 # -- sampled -----------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from treadle.patterns.approximation.flush import (
     culprits,
     is_refusal,
     stored,
-    unmark,
     was_added,
 )
 from treadle.plan import Plan, delete_one, server_facts, transact
@@ -100,14 +99,12 @@ class CounterHandle:
                 self._note(done, {}, bad)
                 # Another dict, because others may be reading this one.
                 chunk.sums = {key: n for key, n in chunk.sums.items() if key not in bad}
-                # In smaller ones, because each further refusal is a new attempt. The marks of a batch are
-                # its own, so that one with marks cannot be divided.
-                if not work.marks and len(chunk.sums) > limits.counter_again_chunk:
+                # In smaller ones, because each further refusal is a new attempt.
+                if len(chunk.sums) > limits.counter_again_chunk:
                     waiting.divide(limits.counter_again_chunk)
                 continue
             self._note(done, chunk.sums, missing)
             waiting.unfinished.popleft()
-            yield from unmark(work)
 
     def _note(self, done: Flushed, sums: Sums, refused: Sums) -> None:
         done.documents += len(sums) - len(refused.keys() & sums.keys())
@@ -133,7 +130,7 @@ class CounterHandle:
             n = waiting.pending().get(key, 0) if exact else 0
             value = yield from stored(rule, key)
             for chunk in [each for each in waiting.unfinished if exact and key in each.sums]:
-                if (yield from was_added(Flush(rule, chunk.sums, waiting.writer, chunk.number), key)):
+                if (yield from was_added(waiting.writer, chunk.number)):
                     added = chunk.sums[key]
                     # Python's own minus would cut a long decimal.
                     n = rule.plus(n, added.copy_negate() if isinstance(added, Decimal) else -added)

@@ -23,7 +23,6 @@ from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.model.logs import logger
 from treadle.model.shown import shown
-from treadle.patterns.bucket.contents import unknown_fields
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large
 from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import ANY_ID, Spec
@@ -39,19 +38,19 @@ log = logger(__name__)
 
 
 class Adoption:
-    """Moves single documents from some collections; `_move` is what the layouts do differently."""
+    """Moves single documents from another collection; `_move` is what the layouts do differently."""
 
     pattern: ClassVar[str]
     # What a document becomes.
     expected: ClassVar[str]
 
-    def __init__(self, entry: Entry[Any], time: str, sources: Sequence[tuple[str, Raw]]) -> None:
+    def __init__(self, entry: Entry[Any], time: str, source: str | None) -> None:
         self.entry = entry
         self.limits = entry.limits
         self.name = entry.model.__name__
         self.time = time
-        # The collections that may hold one document per reading, and which documents are such.
-        self.sources = sources
+        # The collection that holds one document per reading.
+        self.source = source
         # Documents of this pass that no reading can be made of, and how many were named so far.
         self._unfit = self._named = 0
         # Documents that somebody changed while they were to be moved.
@@ -63,40 +62,41 @@ class Adoption:
 
     def waiting(self) -> Plan[list[Finding]]:
         """The documents that are still to be moved."""
-        findings = []
-        for source, filter in self.sources:
-            stored = f"a document of its own in {source}"
-            scan = Scan(source, filter, self.limits.adopt_page, {"_id": 1}, self.name)
-            while documents := (yield from scan.next()):
-                findings += [
-                    Finding(self.pattern, self.name, each["_id"], "", stored, self.expected)
-                    for each in documents
-                ]
+        findings: list[Finding] = []
+        if self.source is None:
+            return findings
+        stored = f"a document of its own in {self.source}"
+        scan = Scan(self.source, {}, self.limits.adopt_page, {"_id": 1}, self.name)
+        while documents := (yield from scan.next()):
+            findings += [
+                Finding(self.pattern, self.name, each["_id"], "", stored, self.expected) for each in documents
+            ]
         return findings
 
     def adopt(self, report: Report | None) -> Plan[int]:
         """Move documents that are one reading each; how many there were."""
-        adopted = 0
-        for source, filter in self.sources:
-            total = (yield from count_documents(source, filter)) if report else 0
-            # Writers of single documents may go on, so it ends when a pass finds nothing.
-            for number in range(self.limits.adopt_passes_max):
-                before, self._busy, self._unfit = adopted, 0, 0
-                scan = Scan(source, filter, self.limits.adopt_page, label=self.name)
-                while documents := (yield from scan.next()):
-                    fit = []
-                    for each in documents:
-                        if (problem := self._problem_of(each, source)) is None:
-                            fit.append(each)
-                        elif not number:
-                            yield from note_aside(self.name, source, each["_id"], str(problem), NOT_ADOPTED)
-                    adopted += sum((yield from self._move_around(source, fit)))
-                    if report and fit:
-                        report(Progress(self.name, adopted, max(total, adopted)))
-                if adopted == before and not self._busy:
-                    break
-            if self._unfit > self.limits.adopt_named_max:
-                log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
+        adopted, source = 0, self.source
+        if source is None:
+            return adopted
+        total = (yield from count_documents(source, {})) if report else 0
+        # Writers of single documents may go on, so it ends when a pass finds nothing.
+        for number in range(self.limits.adopt_passes_max):
+            before, self._busy, self._unfit = adopted, 0, 0
+            scan = Scan(source, {}, self.limits.adopt_page, label=self.name)
+            while documents := (yield from scan.next()):
+                fit = []
+                for each in documents:
+                    if (problem := self._problem_of(each, source)) is None:
+                        fit.append(each)
+                    elif not number:
+                        yield from note_aside(self.name, source, each["_id"], str(problem), NOT_ADOPTED)
+                adopted += sum((yield from self._move_around(source, fit)))
+                if report and fit:
+                    report(Progress(self.name, adopted, max(total, adopted)))
+            if adopted == before and not self._busy:
+                break
+        if self._unfit > self.limits.adopt_named_max:
+            log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
         return adopted
 
     def _move_around(self, source: str, documents: list[Raw]) -> Plan[list[int]]:
@@ -143,17 +143,11 @@ class BucketAdoption(Adoption):
     expected = "a reading in a bucket"
 
     def __init__(self, spec: Spec, writer: Writer) -> None:
-        own = (spec.collection, {spec.names.start: {"$exists": False}})
-        other = spec.declared.adopt
-        sources = [own] if other in (None, spec.collection) else [own, (other, {})]
-        super().__init__(spec.entry, spec.time.stored, sources)
+        super().__init__(spec.entry, spec.time.stored, spec.declared.adopt)
         self.spec = spec
         self.writer = writer
 
     def _problem(self, document: Raw) -> Any:
-        unknown = document.keys() - {RESERVED} - self.spec.codec.by_stored.keys() - {"_id"}
-        if unknown and self.spec.layout != "rows":
-            return unknown_fields(self.spec, unknown)
         return super()._problem(document if self.spec.stores_id else {**document, "_id": ANY_ID})
 
     def _move(self, source: str, documents: list[Raw]) -> Plan[int]:
@@ -243,9 +237,6 @@ class SeriesAdoption(Adoption):
 
     pattern = "time_series"
     expected = "a reading in the time series"
-
-    def __init__(self, entry: Entry[Any], time: str, source: str | None) -> None:
-        super().__init__(entry, time, [] if source is None else [(source, {})])
 
     def _move(self, source: str, documents: list[Raw]) -> Plan[int]:
         keys = [each["_id"] for each in documents]

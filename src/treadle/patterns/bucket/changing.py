@@ -248,7 +248,7 @@ class Changer:
             scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, projection)
             missed = False
             while buckets := (yield from scan.next()):
-                operations = [DeleteOne(guard(self.spec, bucket, light=True)) for bucket in buckets]
+                operations = [DeleteOne(guard(self.spec, bucket)) for bucket in buckets]
                 result = yield from bulk_write(self.collection, operations, ordered=False)
                 left: set[Any] = set()
                 if result.deleted_count != len(buckets):

@@ -13,7 +13,7 @@ from bson import ObjectId
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Form, Spec, moment
+from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Spec, moment
 from treadle.plan import Raw
 from treadle.query.keys import freeze
 
@@ -27,20 +27,17 @@ class Batch:
     start: int | None
     readings: list[Raw]
     sequence: int = 0
-    form: Form = "rows"
     # The start of the successor, where the window says so; None if it is open.
     next: int | None = None
     # Positions in what the caller gave, for `unique`.
     places: list[int] = field(default_factory=list)
-    # The readings' times in milliseconds, where they are known already.
-    counts: list[int] = field(default_factory=list)
     # Whether to try it as a new bucket first, which costs the server less than an upsert.
     fresh: bool = False
     # Whether the readings come from models, and so hold what is declared and nothing else.
     modelled: bool = False
     # Whether the sum of whole numbers needs more than 64 bits.
     wide: bool = False
-    # At most so many bytes, in rows.
+    # At most so many bytes.
     size: int = 0
     # How often a bucket would have become too large for the server with these.
     crowded: int = 0
@@ -71,7 +68,7 @@ def group(
         if group is None:
             key = outer[: len(spec.keys)]
             _refuse_lists(spec, key)
-            batch = Batch(key, outer, start, [], form=spec.open_form)
+            batch = Batch(key, outer, start, [])
             first = (spec.series(key) << TIME_BITS) + YEAR_ONE if drop_id else 0
             group = groups[known] = batch, batch.readings.append, first
         group[1](raw)
@@ -86,7 +83,7 @@ def _group_one_key(spec: Spec, raws: Sequence[Raw], documents: Sequence[Any]) ->
     """The same for the ordinary declaration: one plain key, windows with a span, derived ids."""
     time, only, span, origin = spec.time.stored, spec.outer_names[0], spec.span, spec.origin
     assert span is not None
-    groups: dict[Any, tuple[Callable[[Raw], None], Callable[[int], None], int, Batch]] = {}
+    groups: dict[Any, tuple[Callable[[Raw], None], int, Batch]] = {}
     last, count, start = None, 0, 0
     for document, raw in zip(documents, raws, strict=True):
         key, when = raw.pop(only), raw[time]
@@ -96,13 +93,12 @@ def _group_one_key(spec: Spec, raws: Sequence[Raw], documents: Sequence[Any]) ->
             start = count - (count - origin) % span
         group = groups.get((key, start))
         if group is None:
-            batch = Batch((key,), (key,), start, [], form=spec.open_form, modelled=True)
+            batch = Batch((key,), (key,), start, [], modelled=True)
             first = (spec.series((key,)) << TIME_BITS) + YEAR_ONE
-            group = groups[key, start] = batch.readings.append, batch.counts.append, first, batch
+            group = groups[key, start] = batch.readings.append, first, batch
         group[0](raw)
-        group[1](count)
-        document.__dict__["id"] = ObjectId((group[2] + count).to_bytes(12, "big"))
-    return [group[3] for group in groups.values()]
+        document.__dict__["id"] = ObjectId((group[1] + count).to_bytes(12, "big"))
+    return [group[2] for group in groups.values()]
 
 
 def _refuse_lists(spec: Spec, key: Sequence[Any]) -> None:
@@ -117,12 +113,7 @@ def _refuse_lists(spec: Spec, key: Sequence[Any]) -> None:
 
 def part_of(batch: Batch, begin: int, end: int) -> Batch:
     """Some of the readings of a batch."""
-    return replace(
-        batch,
-        readings=batch.readings[begin:end],
-        places=batch.places[begin:end],
-        counts=batch.counts[begin:end],
-    )
+    return replace(batch, readings=batch.readings[begin:end], places=batch.places[begin:end])
 
 
 def drop_repeated(spec: Spec, batch: Batch, duplicates: list[int], known: set[Any]) -> None:
@@ -144,7 +135,6 @@ def keep(batch: Batch, numbers: Sequence[int]) -> None:
     """Leave these readings in a batch, in this order."""
     batch.readings = [batch.readings[number] for number in numbers]
     batch.places = [batch.places[number] for number in numbers] if batch.places else []
-    batch.counts = []
 
 
 def cut(batch: Batch, following: int | None, time: str) -> tuple[Batch, list[Batch]]:

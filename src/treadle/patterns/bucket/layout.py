@@ -63,7 +63,7 @@ class BucketLayout(BucketUpkeep[D]):
         raw = crud.dump(self.entry, document, [])
         assert unique is not None
         condition = {name: {"$eq": raw[name]} for name in (*spec.key_names, unique.stored)}
-        if spec.span is not None and unique is not spec.time:
+        if unique is not spec.time:
             start = spec.window(milliseconds(raw[spec.time.stored]))
             condition[spec.time.stored] = {"$gte": moment(start), "$lte": moment(spec.last(start))}
         first: D | None = yield from self.first(condition, None)
@@ -170,10 +170,8 @@ class BucketLayout(BucketUpkeep[D]):
         return reads.adapted_values(owner, path, values)
 
     def aggregate(self, pipeline: Any, into: Any) -> PageReader[Any]:
-        """A pipeline over readings: the server takes the buckets apart, or we do where they are packed."""
+        """A pipeline over readings: the server takes the buckets apart."""
         stages = reads.checked_pipeline(self.entry, pipeline)
-        if self.spec.layout == "packed":
-            return reading.PackedPipeline(self.spec, stages, reads.result_loader(into))
         flat = [*flat_view(self.spec), *stages]
         command = Read(self.spec.collection, "aggregate", (flat,), {"allowDiskUse": True})
         return reads.PipelineReader(self.entry, command, into)

@@ -4,14 +4,14 @@ A filter is MongoDB's and speaks of flat readings. What it says about series,
 time and measured values becomes a filter on buckets that misses no match
 (`Selection.buckets`). Then each reading is judged: by Python where the
 condition compares plain values, which Python does exactly as the server does;
-otherwise by the server, to which the unpacked readings are sent.
+otherwise by the server, to which the readings are sent.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt
 from typing import Any
@@ -22,7 +22,7 @@ from bson.decimal128 import Decimal128
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.patterns.bucket.contents import FIRST, LAST, readings_of
+from treadle.patterns.bucket.contents import FIRST, LAST, readings_of, start_of
 from treadle.patterns.bucket.spec import YEAR_ONE, Spec, milliseconds, moment, when_of
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.paths import top
@@ -118,8 +118,7 @@ def _branch(spec: Spec, filter: Any) -> Raw:
         return {}
     selection = Selection({})
     parts, _ = _take_apart(spec, filter, selection)
-    if selection.low is not None or selection.high is not None:
-        parts += times_filter(spec, selection)
+    parts += times_filter(spec, selection)
     return {"$and": parts} if parts else {}
 
 
@@ -219,9 +218,6 @@ def times_filter(spec: Spec, selection: Selection) -> list[Raw]:
     parts: list[Raw] = []
     if low is not None and high is not None and low > high:
         return [_NOTHING]
-    if low is None and high is None:
-        # A document that is no bucket yet, because nobody adopted it so far.
-        return [{names.start: {"$exists": True}}]
     if high is not None:
         parts.append({names.start: {"$lte": moment(high)}})
     if low is not None and spec.span is not None:
@@ -247,9 +243,7 @@ def _of_value(spec: Spec, name: str, condition: Any) -> list[Raw]:
         parts = _of_statistics(f"{spec.names.stats}.{name}", positive)
         if parts:
             return parts
-    # A packed bucket cannot be looked into; it may hold a match.
-    binary = {spec.names.readings: {"$type": "binData"}}
-    return [{"$or": [{f"{spec.names.readings}.{name}": positive}, binary]}]
+    return [{f"{spec.names.readings}.{name}": positive}]
 
 
 def _is_plain(value: Any, operator: str) -> bool:
@@ -373,18 +367,18 @@ class Opened:
     series: int
 
 
-def open_buckets(
-    spec: Spec, selection: Selection, buckets: Iterable[Raw], unread: Container[str] = ()
-) -> Plan[list[Opened]]:
-    """The buckets unpacked, with the readings that the selection means, without the `unread` fields."""
-    opened = [_open(spec, selection, bucket, unread) for bucket in buckets]
+def open_buckets(spec: Spec, selection: Selection, buckets: Iterable[Raw]) -> Plan[list[Opened]]:
+    """The buckets with the readings that the selection means."""
+    opened = [_open(spec, selection, bucket) for bucket in buckets]
     if selection.residual is not None:
         yield from _judge(spec, selection.residual, opened)
     return opened
 
 
-def _open(spec: Spec, selection: Selection, bucket: Raw, unread: Container[str]) -> Opened:
-    readings = readings_of(spec, bucket, unread)
+def _open(spec: Spec, selection: Selection, bucket: Raw) -> Opened:
+    # Refuses a bucket without a start, by which readers put buckets in order.
+    start_of(spec, bucket)
+    readings = readings_of(spec, bucket)
     series = spec.series_of(bucket)
     picked = list(range(len(readings)))
     time = spec.time.stored

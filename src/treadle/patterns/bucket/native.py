@@ -29,7 +29,13 @@ from treadle.model.indexed import Indexed
 from treadle.patterns.bucket.adoption import SeriesAdoption
 from treadle.patterns.bucket.contents import column
 from treadle.patterns.bucket.series import adapted, bounds, chosen_fields, field_summary, make_aware
-from treadle.patterns.bucket.spec import as_tuple, check_choices, check_time_and_expiry, moment, refusal
+from treadle.patterns.bucket.spec import (
+    as_tuple,
+    check_adoption,
+    check_time_and_expiry,
+    moment,
+    refusal,
+)
 from treadle.plan import (
     Plan,
     Raw,
@@ -94,7 +100,11 @@ class NativeLayout(Layout[D]):
 
     def _check(self) -> None:
         check_time_and_expiry(self.declared, self.entry, self.time)
-        check_choices(self.declared, self.entry, granularity=("seconds", "minutes", "hours"))
+        check_adoption(self.declared, self.entry)
+        if self.declared.granularity not in ("seconds", "minutes", "hours"):
+            raise self._refusal(
+                f"has granularity={self.declared.granularity!r}; it takes 'seconds' or 'minutes' or 'hours'"
+            )
         if self.entry.settings.validation == "strict":
             raise self._refusal(
                 'has validation="strict", but the server validates nothing there; use bucket='

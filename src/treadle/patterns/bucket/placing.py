@@ -3,10 +3,10 @@
 Windows without a span are those that `_treadle.next` says: a full bucket
 names, once, where its successor starts, so that all writers open the same.
 
-With `unique`, windows are always read first, and each append also says that
-its bucket has none of the new values. A full bucket is closed for good before
-the next one is opened; so a value cannot slip into one while it is looked for
-in the other.
+With `unique`, which needs a span, windows are always read first, and each
+append also says that its bucket has none of the new values. A full bucket is
+closed for good before the next one is opened; so a value cannot slip into one
+while it is looked for in the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from treadle.patterns.bucket.contents import readings_of
 from treadle.patterns.bucket.grouping import Batch, cut, drop_repeated, keep, part_of
-from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
+from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment, state
 from treadle.plan import Plan, Raw, aggregate, find, find_one_and_update, update_one
 from treadle.query.keys import freeze, same_key
 
@@ -34,7 +34,7 @@ class Placer:
     def locate(self, batch: Batch, duplicates: list[int]) -> Plan[Located]:
         """Where the readings of one batch go; notes those that are there already, under `unique`."""
         if self.spec.span is None:
-            return (yield from self._locate_by_limit(batch, duplicates))
+            return (yield from self._locate_by_limit(batch))
         window = yield from self._window(batch, batch.start)
         if self.spec.unique is not None:
             self._drop_duplicates(batch, window, duplicates)
@@ -49,7 +49,7 @@ class Placer:
         spec, names = self.spec, self.spec.names
         projection: Raw = {
             "sequence": f"${SEQUENCE}", "count": f"${names.count}", "next": f"${NEXT}",
-            "closed": f"${CLOSED}", "form": {"$type": f"${names.readings}"}, "end": f"${names.end}",
+            "closed": f"${CLOSED}", "array": {"$isArray": f"${names.readings}"}, "end": f"${names.end}",
         }  # fmt: skip
         projection |= {f"outer{number}": f"${name}" for number, name in enumerate(spec.outer_names)}
         if spec.unique is not None:
@@ -74,25 +74,24 @@ class Placer:
         placed: list[Batch] = []
         at = 0
 
-        def place(size: int, sequence: int, form: Form, count: int) -> None:
+        def place(size: int, sequence: int, count: int) -> None:
             nonlocal at
             part = part_of(batch, at, at + size)
-            placed.append(replace(part, start=start, sequence=sequence, form=form, next=following))
+            placed.append(replace(part, start=start, sequence=sequence, next=following))
             self.remember(placed[-1], count)
             at += size
 
         target = self._with_room(batch, window)
         if target is not None:
             count = int(target["count"])
-            form: Form = "rows" if target["form"] == "array" else "columns"
-            place(total if limit is None else limit - count, target.get("sequence") or 0, form, count)
+            place(total if limit is None else limit - count, target.get("sequence") or 0, count)
         highest = max((bucket.get("sequence") or 0 for bucket in window), default=-1)
         size = limit or max(total, 1)
         if batch.crowded:
             size = max(1, min(size, total // 2))
         while at < total and not (placed and self.spec.unique is not None):
             highest += 1
-            place(size, highest, self.spec.open_form, 0)
+            place(size, highest, 0)
         return placed, [part_of(batch, at, total)] if at < total else []
 
     def _with_room(self, batch: Batch, window: Sequence[Raw]) -> Raw | None:
@@ -100,7 +99,7 @@ class Placer:
         if batch.crowded:
             return None
         for bucket in window:
-            if bucket["form"] not in ("array", "object") or bucket.get("closed"):
+            if not bucket["array"] or bucket.get("closed"):
                 continue
             if self.spec.limit is not None and int(bucket["count"]) >= self.spec.limit:
                 continue
@@ -111,7 +110,7 @@ class Placer:
 
     # -- windows that end with their limit --------------------------------------------------
 
-    def _locate_by_limit(self, batch: Batch, duplicates: list[int]) -> Plan[Located]:
+    def _locate_by_limit(self, batch: Batch) -> Plan[Located]:
         """The window of the earliest reading; the readings beyond it wait."""
         spec, names, time = self.spec, self.spec.names, self.spec.time.stored
         batch = replace(batch)
@@ -133,13 +132,6 @@ class Placer:
             if not window or (following is not None and following <= first):
                 return [], [batch]
         now, later = cut(batch, following, time)
-        if spec.unique is not None:
-            self._drop_duplicates(now, window, duplicates)
-            if not now.readings:
-                return [], later
-            # An open window goes on in its successor, which is named first and closes it too.
-            if following is not None and (yield from self._close_full(window, now)):
-                return [], [now, *later]
         target = self._with_room(now, window)
         if window and following is None and target is None and not now.crowded:
             yield from self._name_successor(window, first)

@@ -2,8 +2,7 @@
 
 `<collection>.flat` shows one document per reading and `<collection>.summary`
 one per bucket with averages, so that mongosh and Compass read buckets without
-Treadle. Readings that are packed cannot be taken apart by the server: `.flat`
-leaves them out, `.summary` shows them like all others.
+Treadle.
 """
 
 from __future__ import annotations
@@ -32,9 +31,6 @@ from treadle.query.paths import put
 
 log = logger(__name__)
 
-LEAF_PAGE = "128KB"
-INDEX_PAGE = "64KB"
-
 
 def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
     """Make what is missing, change what differs."""
@@ -44,9 +40,8 @@ def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Pla
     if collection is not None:
         require_collection(entry, collection)
         present = yield from existing_indexes(spec.collection)
-        yield from _check_existing(spec)
-    adopting = collection is not None and (yield from _is_adopting(spec, present))
-    missing, changed = compare_indexes(entry, present, _indexes(spec, adopting))
+        yield from _check_existing(spec, present)
+    missing, changed = compare_indexes(entry, present, _indexes(spec))
     views = {f"{spec.collection}.flat": flat_view(spec), f"{spec.collection}.summary": summary_view(spec)}
     for name in views:
         if name in existing and existing[name]["type"] != "view":
@@ -55,21 +50,22 @@ def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Pla
                 f"{existing[name]['type']} in this database; rename it",
                 code="collection-conflict",
             )
-    yield from _set_up_buckets(spec, collection, adopting, actions)
+    yield from _set_up_buckets(spec, collection, actions)
     yield from set_up_indexes(entry, missing, changed, actions)
     for name, pipeline in views.items():
         yield from _set_up_view(spec, name, pipeline, existing.get(name), actions)
 
 
-def _check_existing(spec: Spec) -> Plan[None]:
-    """Refuse documents that would pass for buckets; say so where buckets are of another span."""
+def _check_existing(spec: Spec, present: list[Raw]) -> Plan[None]:
+    """Refuse a collection that holds other documents; say so where buckets are of another span."""
     start, end, readings = spec.names.start, spec.names.end, spec.names.readings
-    if start in spec.codec.by_stored:
-        single = {start: {"$exists": True}, readings: {"$exists": False}}
-        if (yield from find_one(spec.collection, single, {"_id": 1})) is not None:
+    keys = [*spec.key_names, start, SEQUENCE]
+    if not any(list(dict(index["key"])) == keys for index in present):
+        other = yield from find_one(spec.collection, {readings: {"$exists": False}}, {"_id": 1})
+        if other is not None:
             raise DataError(
-                f"{spec.collection!r} holds single documents with a field {start!r}, which is also what "
-                f'{spec.label} calls the start of a bucket; rename the part: names={{"start": …}}',
+                f"{spec.collection!r} holds documents that are not buckets of {spec.label}; rename the "
+                "collection in MongoDB and give adopt= its new name, or choose another collection",
                 code="collection-conflict",
             )
     if spec.span is None:
@@ -85,36 +81,16 @@ def _check_existing(spec: Spec) -> Plan[None]:
         )
 
 
-def _is_adopting(spec: Spec, present: list[Raw]) -> Plan[bool]:
-    """Whether the collection still holds, or held at its set-up, one document per reading."""
-    keys = [*spec.key_names, spec.names.start, SEQUENCE]
-    for index in present:
-        if list(dict(index["key"])) == keys:
-            return "partialFilterExpression" in index
-    single = {spec.names.start: {"$exists": False}}
-    return (yield from find_one(spec.collection, single, {"_id": 1})) is not None
-
-
-def _indexes(spec: Spec, adopting: bool) -> list[IndexModel]:
-    """The key of buckets, what expires, what a pack of open buckets needs, and what the model asks for."""
+def _indexes(spec: Spec) -> list[IndexModel]:
+    """The key of buckets, what expires, and what the model asks for."""
     names = spec.names
     series = [(name, 1) for name in spec.key_names]
-    # Documents that are no buckets yet must not collide.
-    only: Raw = {"partialFilterExpression": {names.start: {"$exists": True}}} if adopting else {}
-    indexes = [
-        IndexModel(
-            [*series, (names.start, 1), (SEQUENCE, 1)], unique=True, **only, **_storage(spec, INDEX_PAGE)
-        )
-    ]
+    indexes = [IndexModel([*series, (names.start, 1), (SEQUENCE, 1)], unique=True)]
     if spec.span is None:
         indexes.append(IndexModel([*series, (names.end, 1)]))
     if spec.declared.expire_after is not None:
         seconds = int(spec.declared.expire_after.total_seconds())
         indexes.append(IndexModel([(names.end, 1)], expireAfterSeconds=seconds))
-    if spec.layout == "packed":
-        # Buckets that are not packed yet; few, and cheap to find.
-        held = {f"{names.readings}.{spec.time.stored}": {"$exists": True}}
-        indexes.append(IndexModel([(names.start, 1)], name="treadle_open", partialFilterExpression=held))
     for field in spec.codec.fields:
         for mark in field.shape.metadata:
             if not isinstance(mark, Indexed):
@@ -130,30 +106,20 @@ def _indexes(spec: Spec, adopting: bool) -> list[IndexModel]:
     return [*indexes, *spec.entry.settings.indexes]
 
 
-def _storage(spec: Spec, page: str) -> Raw:
-    """Compressed, in larger pages than usual: neighbouring buckets are much alike, and so are their keys."""
-    if spec.declared.compression is None:
-        return {}
-    configuration = f"block_compressor={spec.declared.compression},leaf_page_max={page}"
-    return {"storageEngine": {"wiredTiger": {"configString": configuration}}}
-
-
 # -- the collection -------------------------------------------------------------------------
 
 
-def _set_up_buckets(spec: Spec, collection: Raw | None, adopting: bool, actions: list[Action]) -> Plan[None]:
+def _set_up_buckets(spec: Spec, collection: Raw | None, actions: list[Action]) -> Plan[None]:
     entry, level = spec.entry, spec.entry.settings.validation
     # The server looks at the whole bucket again with each append, so at its readings only if asked to.
-    schema = None if level == "off" else bucket_schema(spec, adopting, deep=level == "strict")
-    compressed = f", {spec.declared.compression}" if spec.declared.compression else ""
-    detail, storage = f"buckets, {spec.layout}{compressed}", _storage(spec, LEAF_PAGE)
-    change = yield from set_up_collection(entry, collection, schema, actions, detail, **storage)
+    schema = None if level == "off" else bucket_schema(spec, deep=level == "strict")
+    change = yield from set_up_collection(entry, collection, schema, actions, "buckets")
     if change is not None:
         yield from change_validator(entry, change[1], level, actions)
 
 
-def bucket_schema(spec: Spec, adopting: bool, *, deep: bool) -> Raw:
-    """What a stored bucket looks like, in any of the three forms; its readings too if `deep`."""
+def bucket_schema(spec: Spec, *, deep: bool) -> Raw:
+    """What a stored bucket looks like; its readings too if `deep`."""
     reading = model_schema(spec.codec)
     if "properties" not in reading:
         reading = {"bsonType": "object", "properties": {}, "required": []}
@@ -167,25 +133,15 @@ def bucket_schema(spec: Spec, adopting: bool, *, deep: bool) -> Raw:
     }
     if not rows["required"]:
         del rows["required"]
-    columns = {
-        name: {"bsonType": "array", "items": _or_null(fields.get(name, {}))} for name in spec.value_names
-    }
-    # A column's time is the distance from the start of its bucket.
-    columns[spec.time.stored] = {"bsonType": "array", "items": {"bsonType": ["int", "long"]}}
     names = spec.names
-    held = [
-        {"bsonType": "array", "items": rows},
-        {"bsonType": "object", "properties": columns, "required": [spec.time.stored]},
-        {"bsonType": "binData"},
-    ]
-    bucket: Raw = {
+    return {
         "bsonType": "object",
         "properties": {
             **{name: fields.get(name, {}) for name in spec.outer_names},
             names.start: {"bsonType": "date"},
             names.end: {"bsonType": "date"},
             names.count: {"bsonType": ["int", "long"], "minimum": 0},
-            names.readings: {"anyOf": held} if deep else {"bsonType": ["array", "object", "binData"]},
+            names.readings: {"bsonType": "array", **({"items": rows} if deep else {})},
             names.stats: {"bsonType": "object"},
         },
         "required": [
@@ -193,28 +149,16 @@ def bucket_schema(spec: Spec, adopting: bool, *, deep: bool) -> Raw:
             *(names.start, names.end, names.count, names.readings),
         ],
     }
-    return {"anyOf": [bucket, reading]} if adopting else bucket
-
-
-def _or_null(schema: Raw) -> Raw:
-    return {"anyOf": [{"bsonType": "null"}, schema]} if schema else {}
 
 
 # -- views ----------------------------------------------------------------------------------
 
 
 def flat_view(spec: Spec) -> list[Raw]:
-    """One document per reading; what is packed is left out."""
-    held, start = f"${spec.names.readings}", f"${spec.names.start}"
-    time = spec.time.stored
-    column: Raw = {name: {"$arrayElemAt": [f"{held}.{name}", "$$place"]} for name in spec.value_names}
-    column[time] = {"$add": [start, {"$arrayElemAt": [f"{held}.{time}", "$$place"]}]}
-    places = {"$range": [0, {"$size": {"$ifNull": [f"{held}.{time}", []]}}]}
-    rows = {"$map": {"input": places, "as": "place", "in": column}}
-    is_columns = {"$eq": [{"$type": held}, "object"]}
-    branches = [{"case": {"$isArray": held}, "then": held}, {"case": is_columns, "then": rows}]
+    """One document per reading; a bucket whose readings are no array has none."""
+    held = f"${spec.names.readings}"
     outer = {name: f"${name}" for name in spec.outer_names}
-    readings = {"$switch": {"branches": branches, "default": []}}
+    readings = {"$cond": [{"$isArray": held}, held, []]}
     return [
         {"$project": {"_id": 0, "outer": outer, "reading": readings}},
         {"$unwind": "$reading"},
@@ -235,7 +179,7 @@ def summary_view(spec: Spec) -> list[Raw]:
         put(stats, stat.path, {**parts, "avg": average})
     if stats:
         projection[names.stats] = stats
-    return [{"$match": {names.start: {"$exists": True}}}, {"$project": projection}]
+    return [{"$project": projection}]
 
 
 def _set_up_view(

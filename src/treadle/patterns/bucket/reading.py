@@ -14,13 +14,10 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-import bson
-
 from treadle.engine.pages import Note, readable_page
 from treadle.errors import UsageError
 from treadle.graph.layout import SKIPPED
-from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets, select
+from treadle.patterns.bucket.matching import Opened, Selection, open_buckets, select
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
 from treadle.plan.decoding import RawId
@@ -86,7 +83,7 @@ class Reader:
 
     def take(self, buckets: list[Raw], ended: bool) -> Plan[list[Any]]:
         """The readings that can be emitted now that these buckets are known."""
-        opened = yield from open_buckets(self.spec, self.selection, buckets, self._unread)
+        opened = yield from open_buckets(self.spec, self.selection, buckets)
         if not self.keys:
             return self._emit(self._in_time(opened, buckets, ended), ended)
         self._held += [flat for each in opened for flat in self._flats(each)]
@@ -223,43 +220,6 @@ class BothReader:
         return readings
 
 
-class PackedPipeline:
-    """A pipeline over readings that only we can unpack: they are sent to the server with it."""
-
-    def __init__(self, spec: Spec, stages: list[Raw], load: Callable[[Raw], Any]) -> None:
-        self.spec = spec
-        self.page = spec.limits.bucket_page
-        self.done = False
-        first = stages[0].get("$match") if stages else None
-        self._selection = select(spec, first)
-        self._stages = stages if first is None else stages[1:]
-        self._load = load
-        self._held: list[Raw] = []
-        self._size = 0
-
-    @property
-    def command(self) -> Read:
-        return Read(self.spec.collection, "find", (self._selection.buckets,), {})
-
-    def take(self, buckets: list[Raw], ended: bool) -> Plan[list[Any]]:
-        """Nothing until all readings are known."""
-        most = self.spec.limits.bucket_bytes_max
-        for each in (yield from open_buckets(self.spec, self._selection, buckets)):
-            flats = [self.spec.flat(each.bucket, each.readings[place], each.series) for place in each.picked]
-            self._size += sum(len(bson.encode(flat, codec_options=CODEC_OPTIONS)) for flat in flats)
-            self._held += flats
-            if self._size > most:
-                raise UsageError(
-                    f"the readings of {self.spec.label} are packed, and a pipeline over them takes at most "
-                    f"{most // 2**20} MB; begin it with a narrower $match, or use summary or readings",
-                    code="pipeline-too-large",
-                )
-        self.done = ended
-        if not ended:
-            return []
-        return [self._load(each) for each in (yield from on_server(self.spec, self._held, self._stages))]
-
-
 def distinct(spec: Spec, path: Path, filter: Any) -> Plan[list[Any]]:
     """The different stored values of one field."""
     selection = select(spec, filter)
@@ -287,7 +247,7 @@ def _check_sort(spec: Spec, keys: Sequence[tuple[str, int]]) -> None:
 
 
 def count(spec: Spec, filter: Any) -> Plan[int]:
-    """How many readings match; buckets that lie wholly in the range are not unpacked."""
+    """How many readings match; buckets that lie wholly in the range are not read."""
     selection = select(spec, filter)
     if not selection.whole:
         return (yield from count_opened(spec, selection))

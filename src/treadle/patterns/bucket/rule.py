@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal
+from datetime import timedelta
+from typing import Any, ClassVar
 
 from treadle.graph.pattern import Models, Pattern, Place, Rule
 from treadle.patterns.bucket.layout import BucketLayout
-from treadle.patterns.bucket.spec import FieldNames, Form, Spec, refuse_others
-from treadle.plan import Plan
-from treadle.plan.capabilities import Capabilities
+from treadle.patterns.bucket.spec import FieldNames, Spec, refuse_others
 from treadle.values import frozen
 
 
@@ -31,8 +29,8 @@ class Bucket(Pattern):
     readings; at least one of the two is needed. `stats` are the numbers whose
     min, max and sum each bucket holds. `metadata` are fields that are stored
     once per bucket. `unique` names a field by which a reading that comes
-    twice is known. `adopt` names a collection with one document per reading,
-    which `rebuild` moves into buckets.
+    twice is known; it needs `span`. `adopt` names another collection with one
+    document per reading, which `rebuild` moves into buckets.
     """
 
     pattern: ClassVar[str] = "bucket"
@@ -47,9 +45,6 @@ class Bucket(Pattern):
     metadata: FieldNames = ()
     unique: str | None = None
     expire_after: timedelta | None = None
-    layout: Form = "rows"
-    compression: Literal["zstd"] | None = None
-    ids: Literal["derived", "stored"] | None = None
     adopt: str | None = None
 
     def bind(self, place: Place, graph: Models) -> Rule:
@@ -65,7 +60,6 @@ class BucketRule(Rule):
 
     def __init__(self, place: Place, declared: Bucket) -> None:
         super().__init__(place)
-        self.due_work = "packing" if declared.layout == "packed" else ""
         self._layout = BucketLayout[Any](Spec(declared, self.target))
 
     def maintained(self) -> set[str]:
@@ -73,7 +67,3 @@ class BucketRule(Rule):
 
     def lay_out(self) -> BucketLayout[Any]:
         return self._layout
-
-    def run_due(self, server: Capabilities, now: datetime, dry_run: bool) -> Plan[int]:
-        """Pack closed buckets; two who do it do not disturb each other."""
-        return self._layout.pack_due(now, dry_run=dry_run)

@@ -1,7 +1,4 @@
-"""One series: its readings as tuples, and the summaries of its buckets.
-
-A bucket of columns or a packed one becomes tuples without a dict per reading.
-"""
+"""One series: its readings as tuples, and the summaries of its buckets."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from treadle.graph.outcomes import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import date_to_bson, from_bson
 from treadle.model.codec import Codec, StoredField
-from treadle.patterns.bucket.contents import FIRST, LAST, column, columns_of, form_of, readings_of
+from treadle.patterns.bucket.contents import FIRST, LAST, column, readings_of
 from treadle.patterns.bucket.matching import Selection, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds
 from treadle.plan import Plan, Raw, find
@@ -61,22 +58,20 @@ def _series(spec: Spec, key: Any, start: Any, end: Any) -> Selection:
 
 
 def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> list[tuple[Any, ...]]:
-    if form_of(spec, bucket) == "rows":
-        rows = bucket[spec.names.readings]
-        try:
-            times = list(map(itemgetter(spec.time.stored), rows))
-            columns = {name: column(rows, name) for name in names}
-            if naive:
-                times = [EPOCH + (each - NAIVE_EPOCH) for each in times]
-        except (KeyError, TypeError, AttributeError):
-            # No reading, no time, text in its place, or a date beyond Python's years.
-            readings_of(spec, bucket)
-            raise
-    else:
-        times, columns = columns_of(spec, bucket)
+    rows = bucket.get(spec.names.readings)
+    try:
+        if not isinstance(rows, list):
+            raise TypeError
+        times = list(map(itemgetter(spec.time.stored), rows))
+        columns = {name: column(rows, name) for name in names if name not in spec.outer_names}
+        if naive:
+            times = [EPOCH + (each - NAIVE_EPOCH) for each in times]
+    except (KeyError, TypeError, AttributeError):
+        # No array, no reading, no time, text in its place, or a date beyond Python's years.
+        readings_of(spec, bucket)
+        raise
     columns |= {name: [bucket.get(name)] * len(times) for name in names if name in spec.outer_names}
-    nothing = [None] * len(times)
-    return list(zip(times, *(columns.get(name, nothing) for name in names), strict=True))
+    return list(zip(times, *(columns[name] for name in names), strict=True))
 
 
 def make_aware(raw: Raw, *names: str) -> None:

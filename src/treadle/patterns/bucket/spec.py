@@ -3,7 +3,7 @@
 A reading has an outer part, which its whole bucket shares (the key of its
 series, and metadata), and an inner part (time and measured fields). Its id is
 not stored unless the model declares one: it is made of the series and the
-time, so that it is the same in every layout and costs nothing.
+time, so that it costs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
-from typing import Any, Literal
+from typing import Any
 
 import bson
 from bson import ObjectId
@@ -61,8 +61,6 @@ def moment(count: int) -> dt.datetime:
 
 # One field's name, or several.
 FieldNames = str | tuple[str, ...]
-# How a bucket holds its readings (`contents.py`).
-Form = Literal["rows", "columns", "packed"]
 
 
 @frozen
@@ -97,9 +95,6 @@ class Spec:
         self.collection = entry.collection
         self.label = entry.model.__name__
         self.codec = codec = entry.codec
-        self.layout: Form = declared.layout
-        # How a bucket holds its readings as long as some may be added.
-        self.open_form: Form = "rows" if declared.layout == "rows" else "columns"
         self.limit: int | None = declared.limit
         self.span: int | None = None if declared.span is None else round(declared.span.total_seconds() * 1000)
         self.origin = MONDAY if self.span is not None and self.span % WEEK == 0 else 0
@@ -109,15 +104,13 @@ class Spec:
         self.metadata = tuple(self._field(name, "metadata") for name in as_tuple(declared.metadata))
         self.key_names = tuple(each.stored for each in self.keys)
         self.outer_names = (*self.key_names, *(each.stored for each in self.metadata))
-        self.stores_id = declared.ids == "stored" or (declared.ids is None and _declares_id(entry.model))
+        self.stores_id = _declares_id(entry.model)
         # An id that is derived need not be made before.
         self.dumping = codec if self.stores_id else without_id(entry.model)
         # What is not stored with each reading.
         self.outer = {*self.outer_names} if self.stores_id else {*self.outer_names, "_id"}
-        inner = [each for each in codec.fields if each.stored not in self.outer and each is not self.time]
-        # The time first: columns and packed readings begin with it.
-        self.inner = (self.time, *inner)
-        self.value_names = tuple(each.stored for each in inner)
+        self.inner = tuple(each for each in codec.fields if each.stored not in self.outer)
+        self.value_names = tuple(each.stored for each in self.inner if each is not self.time)
         self.stats = tuple(self._stat(name) for name in as_tuple(declared.stats))
         self.unique = None if declared.unique is None else self._field(declared.unique, "unique")
         # The ordinary declaration, for which grouping has a loop of its own.
@@ -269,11 +262,6 @@ class Spec:
             raise self._refusal(f"has limit={limit!r}; it takes a whole number from 1 to {LIMIT_MAX:,}")
 
     def _check_fields(self) -> None:
-        model = self.entry.model
-        check_choices(
-            self.declared, self.entry, layout=("rows", "columns", "packed"), compression=(None, "zstd"),
-            ids=(None, "derived", "stored"),
-        )  # fmt: skip
         roles = [*self.outer_names, self.time.stored]
         for name in roles:
             if roles.count(name) > 1 or name == "_id":
@@ -290,9 +278,8 @@ class Spec:
             if field.shape.kind in ARRAYS:
                 raise self._refusal(f"uses the list {field.name!r} for a whole bucket; use a single value")
         check_time_and_expiry(self.declared, self.entry, self.time)
-        if self.layout != "rows" and model.model_config.get("extra") == "allow":
-            raise self._refusal(f'has layout={self.layout!r}, but extra="allow": use layout="rows"')
-        if model.__pydantic_decorators__.model_serializers:
+        check_adoption(self.declared, self.entry)
+        if self.entry.model.__pydantic_decorators__.model_serializers:
             raise self._refusal("stands on a model with a serializer of its own, whose fields are not known")
         if self.unique is not None and (
             self.unique.stored in self.outer_names
@@ -300,6 +287,11 @@ class Spec:
         ):
             raise self._refusal(
                 f"has unique={self.unique.name!r}; it takes the time or a measured single value"
+            )
+        if self.unique is not None and self.span is None:
+            raise self._refusal(
+                f"has unique={self.unique.name!r} without span=; add span=, the window in which a reading "
+                "is looked for, or drop unique="
             )
 
 
@@ -340,15 +332,6 @@ def refusal(declared: Any, entry: Entry[Any], reason: str) -> DeclarationError:
     return DeclarationError(f"the {what} of {entry.model.__name__} {reason}", code="bucket-declaration")
 
 
-def check_choices(declared: Any, entry: Entry[Any], **choices: tuple[str | None, ...]) -> None:
-    """Refuse values of keywords that are not among those allowed."""
-    for keyword, allowed in choices.items():
-        value = getattr(declared, keyword)
-        if value not in allowed:
-            listed = " or ".join(map(repr, allowed))
-            raise refusal(declared, entry, f"has {keyword}={value!r}; it takes {listed}")
-
-
 def check_time_and_expiry(declared: Any, entry: Entry[Any], time: StoredField) -> None:
     shape, expiry = time.shape, declared.expire_after
     if shape.kind != "scalar" or shape.python is not dt.datetime or shape.optional:
@@ -356,6 +339,17 @@ def check_time_and_expiry(declared: Any, entry: Entry[Any], time: StoredField) -
     if expiry is not None and not (isinstance(expiry, dt.timedelta) and expiry >= dt.timedelta(seconds=1)):
         raise refusal(
             declared, entry, f"has expire_after={expiry!r}; it takes a timedelta of a second or more"
+        )
+
+
+def check_adoption(declared: Any, entry: Entry[Any]) -> None:
+    """Refuse to move single documents inside of one collection."""
+    if declared.adopt == entry.collection:
+        raise refusal(
+            declared,
+            entry,
+            f"has adopt={declared.adopt!r}, which is its own collection; rename that in MongoDB first, "
+            "and give adopt= the new name",
         )
 
 

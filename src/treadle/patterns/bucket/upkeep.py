@@ -1,8 +1,8 @@
-"""Proof and repair of buckets; conversion between layouts.
+"""Proof and repair of buckets.
 
-Each bucket is mended, converted or packed by one guarded write. So whatever is
-interrupted can be begun again, and writers go on meanwhile: a bucket that
-another writer changed is read again.
+Each bucket is mended by one guarded write. So whatever is interrupted can be
+begun again, and writers go on meanwhile: a bucket that another writer changed
+is read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from treadle.engine.pages import Note
 from treadle.engine.set_aside import around
-from treadle.errors import DataError, TreadleError, UsageError
+from treadle.errors import DataError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Action, Finding, Progress, Report, resting
 from treadle.model.document import Document
@@ -22,20 +22,12 @@ from treadle.model.logs import logger
 from treadle.patterns.bucket import prepare
 from treadle.patterns.bucket.adoption import BucketAdoption
 from treadle.patterns.bucket.changing import Changer
-from treadle.patterns.bucket.contents import (
-    form_of,
-    guard,
-    parts_of,
-    readings_of,
-    rewrite,
-    start_of,
-    window_of,
-)
+from treadle.patterns.bucket.contents import guard, parts_of, readings_of, start_of, window_of
 from treadle.patterns.bucket.matching import Opened
 from treadle.patterns.bucket.reading import Scan
-from treadle.patterns.bucket.spec import NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
+from treadle.patterns.bucket.spec import NEXT, SEQUENCE, Spec, moment, state
 from treadle.plan import Plan, Raw, by_id, count_documents, find, find_one, update_one
-from treadle.plan.capabilities import Capabilities, clock
+from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
@@ -62,8 +54,7 @@ class BucketUpkeep(Layout[D]):
     # -- set-up ---------------------------------------------------------------------------
 
     def schema(self) -> Raw:
-        # A document that is to be adopted is not invalid for that.
-        return prepare.bucket_schema(self.spec, adopting=True, deep=True)
+        return prepare.bucket_schema(self.spec, deep=True)
 
     def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:
         return prepare.setup(self.spec, existing, actions)
@@ -90,49 +81,26 @@ class BucketUpkeep(Layout[D]):
         return adopted + (yield from self._visit_all(self._mend))
 
     def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        """Adopt, mend and convert everything; how many buckets were visited."""
+        """Adopt and mend everything; how many buckets were visited."""
         yield from BucketAdoption(self.spec, self.writer).adopt(report)
-        now = yield from clock()
 
         def visit(bucket: Raw) -> Plan[int]:
             yield from self._mend(bucket)
-            yield from self._convert(bucket, now)
             return 1
 
         return (yield from self._visit_all(visit, report))
-
-    def pack_due(self, now: dt.datetime, *, dry_run: bool = False) -> Plan[int]:
-        """Pack the buckets that are closed by now, under `layout="packed"`; how many there were, or would be.
-
-        Twice equals once, and two who do it at the same time do not disturb each other.
-        """
-        spec, names = self.spec, self.spec.names
-        if spec.layout != "packed":
-            return 0
-        due: Raw = {f"{names.readings}.{spec.time.stored}": {"$exists": True}}
-        if spec.span is None:
-            # With the start, so that the index of open buckets serves.
-            due |= {names.start: {"$exists": True}, NEXT: {"$exists": True}}
-        else:
-            grace = int(self.limits.bucket_grace_seconds * 1000)
-            due[names.start] = {"$lte": moment(milliseconds(now) - spec.span - grace)}
-        if dry_run:
-            return (yield from count_documents(self.collection, due))
-        return (yield from self._visit_all(lambda bucket: self._convert(bucket, now), filter=due))
 
     def _visit_all(
         self,
         visit: Callable[[Raw], Plan[int]],
         report: Report | None = None,
-        filter: Raw | None = None,
         note: Note | None = None,
     ) -> Plan[int]:
         """Visit each bucket, page by page; the sum of what the visits return."""
         total = (yield from count_documents(self.collection, {})) if report else 0
         done = result = 0
         page = self.limits.bucket_upkeep_page
-        chosen = filter or {self.spec.names.start: {"$exists": True}}
-        scan = Scan(self.collection, chosen, page, label=self.spec.label, note=note)
+        scan = Scan(self.collection, {}, page, label=self.spec.label, note=note)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 label, visiting = self.spec.label, visit(bucket)
@@ -239,7 +207,7 @@ class BucketUpkeep(Layout[D]):
             return []
         return [self._finding(bucket, NEXT, following, after[0][name])]
 
-    # -- repair and conversion of one bucket --------------------------------------------------
+    # -- repair of one bucket --------------------------------------------------
 
     def _mend(self, bucket: Raw) -> Plan[bool]:
         """Make one bucket what its readings say, if it is not; readings of other windows move there."""
@@ -273,35 +241,3 @@ class BucketUpkeep(Layout[D]):
                 )
                 return False
         return False
-
-    def _convert(self, bucket: Raw, now: dt.datetime) -> Plan[bool]:
-        """Store a bucket in the form that is declared; whether it had another."""
-        spec, time = self.spec, self.spec.time.stored
-        for attempt in range(self.limits.bucket_upkeep_attempts_max):
-            current = (yield from find_one(self.collection, by_id(bucket["_id"]))) if attempt else bucket
-            if current is None:
-                return False
-            try:
-                form = self._declared_form(current, now)
-                if form == form_of(spec, current) or not (readings := readings_of(spec, current)):
-                    return False
-                # By time: what is packed is smaller then, and quicker to read.
-                update = rewrite(spec, current, sorted(readings, key=lambda each: each[time]), form)
-            except TreadleError as error:
-                log.warning("%s", error)
-                return False
-            if (yield from update_one(self.collection, guard(spec, current), update)).matched_count:
-                return True
-        return False
-
-    def _declared_form(self, bucket: Raw, now: dt.datetime) -> Form:
-        """How a bucket is to be stored at this moment."""
-        spec = self.spec
-        if spec.layout != "packed":
-            return spec.layout
-        closed = bool(state(bucket, "closed") or state(bucket, "next"))
-        if not closed and spec.span is not None:
-            # Later readings open a bucket of their own.
-            grace = dt.timedelta(seconds=self.limits.bucket_grace_seconds)
-            closed = moment(start_of(spec, bucket) + spec.span) + grace <= now
-        return "packed" if closed else "columns"

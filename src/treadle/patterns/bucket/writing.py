@@ -3,8 +3,8 @@
 The key of a bucket is (series, start of its window, sequence number), and a
 unique index holds it. Several readings for a window of which this process has
 written nothing are tried as a new bucket. An append is one upsert whose filter
-says that there is room. Where it meets a bucket that is full, packed or of
-other metadata, the upsert collides with the index; then the window is read
+says that there is room. Where it meets a bucket that is full or of other
+metadata, the upsert collides with the index; then the window is read
 (`placing.py`) and the readings go on in whichever bucket has room, or in the
 next number. Inside a transaction of the caller an error would end everything,
 so there the windows are read first.
@@ -32,14 +32,13 @@ from treadle.model.bson_types import RESERVED
 from treadle.patterns.bucket.contents import (
     aggregate_of,
     column,
-    columns_of_batch,
     start_of,
     stats_of,
     values_of,
 )
 from treadle.patterns.bucket.grouping import Batch, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
-from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
+from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, moment, state
 from treadle.plan import Plan, Raw, bulk_write, find, insert_many, transact, update_one, wait
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import (
@@ -209,8 +208,8 @@ class Writer:
         if not conditions:
             return {}
         projection = dict.fromkeys((*spec.outer_names, names.start, names.count, SEQUENCE), 1)
-        held = self._holds_arrays(spec.open_form)
-        buckets = yield from find(self.collection, {"$or": conditions, **held}, projection)
+        condition = {"$or": conditions, names.readings: {"$type": "array"}}
+        buckets = yield from find(self.collection, condition, projection)
         return {
             _place(
                 [each.get(name) for name in spec.outer_names], start_of(spec, each), state(each, "sequence")
@@ -262,16 +261,13 @@ class Writer:
         """A whole new bucket."""
         spec, names = self.spec, self.spec.names
         assert batch.start is not None
-        held: Any = batch.readings
-        if batch.form != "rows":
-            held = columns_of_batch(spec, batch.start, batch.readings, batch.counts)
         stats = stats_of(spec, batch.readings)
         return {
             **dict(zip(spec.outer_names, batch.outer, strict=True)),
             names.start: moment(batch.start),
             names.end: moment(spec.last(batch.start)),
             names.count: len(batch.readings),
-            names.readings: held,
+            names.readings: batch.readings,
             **({names.stats: stats} if stats else {}),
             **({RESERVED: {"sequence": batch.sequence}} if batch.sequence else {}),
         }
@@ -329,7 +325,7 @@ class Writer:
         filter[SEQUENCE] = {"$eq": batch.sequence} if batch.sequence else {"$exists": False}
         if spec.limit is not None:
             filter[names.count] = {"$lte": spec.limit - len(batch.readings)}
-        filter |= self._holds_arrays(batch.form)
+        filter[names.readings] = {"$type": "array"}
         if spec.span is None:
             # Two values, or an upsert would store the one.
             filter[NEXT] = {"$exists": False} if batch.next is None else {"$in": [None, moment(batch.next)]}
@@ -337,23 +333,15 @@ class Writer:
             self._guard_unique(filter, batch)
         return filter
 
-    def _holds_arrays(self, form: Form) -> Raw:
-        """The condition that a bucket is of this form, so that readings can be pushed."""
-        readings = self.spec.names.readings
-        path = readings if form == "rows" else f"{readings}.{self.spec.time.stored}"
-        return {path: {"$type": "array"}}
-
     def _update(self, batch: Batch) -> Raw:
         """What adds the readings of a batch to its bucket, or opens it."""
         spec, names = self.spec, self.spec.names
         assert batch.start is not None
         readings, start = batch.readings, batch.start
-        if batch.form == "rows":
-            push: Raw = {names.readings: {"$each": readings}}
-        else:
-            held = columns_of_batch(spec, start, readings, batch.counts)
-            push = {f"{names.readings}.{name}": {"$each": values} for name, values in held.items()}
-        update: Raw = {"$push": push, "$inc": {names.count: len(readings)}}
+        update: Raw = {
+            "$push": {names.readings: {"$each": readings}},
+            "$inc": {names.count: len(readings)},
+        }
         if spec.span is not None:
             update["$setOnInsert"] = {names.end: moment(spec.last(start))}
         else:
@@ -382,17 +370,12 @@ class Writer:
     def _guard_unique(self, filter: Raw, batch: Batch) -> None:
         unique = self.spec.unique
         assert unique is not None
-        assert batch.start is not None
         filter[CLOSED] = {"$exists": False}
         values = column(batch.readings, unique.stored)
         present = [value for value in values if value is not None]
         if not present:
             return
-        if batch.form == "columns" and unique is self.spec.time:
-            present = [milliseconds(value) - batch.start for value in present]
-        path = f"{self.spec.names.readings}.{unique.stored}"
-        # Beside the condition on its type, if the field is the time.
-        filter.setdefault("$and", []).append({path: {"$nin": present}})
+        filter[f"{self.spec.names.readings}.{unique.stored}"] = {"$nin": present}
 
 
 def _place(outer: Sequence[Any], start: int | None, sequence: int | None) -> Any:

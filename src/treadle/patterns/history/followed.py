@@ -21,7 +21,7 @@ from typing import Any
 from treadle.engine.pages import by_ids
 from treadle.graph.change import BEFORE, Event
 from treadle.graph.pattern import REVISION
-from treadle.patterns.history.rows import MILLISECOND, OPEN, HistoryRows, Move
+from treadle.patterns.history.rows import MILLISECOND, OPEN, HistoryRows
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update
 from treadle.plan.operations import InsertOne, UpdateOne
 from treadle.query.keys import freeze
@@ -118,16 +118,16 @@ class _Track:
         state = self.state
         if after is None:
             if state is not None:
-                self._end(event.time, None)
+                self._end(event.time, gone=True)
             return
         if state is None:
             self._begin(event.time, after, missed)
         elif not self.rule.alike(state, after):
             if before is not None and not self.rule.alike(state, before):
                 # Nobody told how it came to be what it was before this change.
-                self._end(event.time - MILLISECOND, before)
+                self._end(event.time - MILLISECOND)
                 self._begin(event.time - MILLISECOND, before, 1)
-            self._end(event.time, after)
+            self._end(event.time)
             self._begin(event.time, after, missed)
 
     def _met(self, event: Event) -> bool:
@@ -140,12 +140,11 @@ class _Track:
         self.operations.append(UpdateOne(by_id(self.last["_id"]), {"$unset": {"awaits": 1}}))
         return True
 
-    def _end(self, time: dt.datetime, after: Raw | None) -> None:
+    def _end(self, time: dt.datetime, *, gone: bool = False) -> None:
         assert self.last is not None
         ends = max(time, self.last["valid_from"] + MILLISECOND)
-        move = Move(self.key, self.last["document"], after, False)
-        update = [{"$set": {"valid_to": ends, **({"deleted": True} if after is None else {})}}]
-        self.operations.append(UpdateOne(by_id(self.last["_id"]), [*update, *self.rule.lessened(move)]))
+        update = {"$set": {"valid_to": ends, **({"deleted": True} if gone else {})}}
+        self.operations.append(UpdateOne(by_id(self.last["_id"]), update))
         self.last["valid_to"] = ends
 
     def _begin(self, time: dt.datetime, after: Raw, missed: int) -> None:

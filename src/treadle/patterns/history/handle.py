@@ -1,14 +1,14 @@
-"""The calls on a model's history: its states, documents as of a moment, differences, and the way back."""
+"""The calls on a model's history: its states, documents as of a moment, and the way back."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymongo import ASCENDING, DESCENDING
+from pymongo import DESCENDING
 
-from treadle.engine import crud, lazy
+from treadle.engine import lazy
 from treadle.engine.burials import Restore
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.kinds import ChangeKind
@@ -19,14 +19,12 @@ from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
-from treadle.graph.outcomes import Changed, State
+from treadle.graph.outcomes import State
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import from_bson
 from treadle.model.document import Document
-from treadle.patterns.history.rows import HistoryRows, restored
-from treadle.plan import Plan, Raw, Read, aggregate, by_id, find, find_one
+from treadle.patterns.history.rows import HistoryRows
+from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import identical
 from treadle.query.moments import as_moment
 from treadle.query.safety import clean_filter
 
@@ -59,7 +57,8 @@ class HistoryHandle:
         row = yield from find_one(self.rule.collection, chosen, sort=NEWEST)
         if row is None or (row.get("valid_to") is not None and row["valid_to"] <= moment):
             return None
-        return (yield from whole_document(self.rule, row))
+        document: Raw = row["document"]
+        return document
 
     def _document_of(self, key: Any, revision: Any) -> Plan[Raw]:
         """The document of one state, by its number."""
@@ -73,25 +72,14 @@ class HistoryHandle:
                 "history() lists those that there are",
                 code="revision-unknown",
             )
-        return (yield from whole_document(self.rule, row))
+        document: Raw = row["document"]
+        return document
 
     def find_at(self, filter: Any, moment: Any) -> PageReader[Any]:
         """What reads the documents that matched at a moment."""
         return MomentReader(self.rule, self.entry, clean_filter(self.entry.codec, filter), as_moment(moment))
 
-    # -- differences and the way back ----------------------------------------------------------------
-
-    def diff(self, id: Any, a: Any, b: Any) -> Plan[dict[str, Changed]]:
-        """The fields in which two states differ, each a number or a moment."""
-        key = self.entry.identity(id)
-        states = []
-        for which in (a, b):
-            if isinstance(which, dt.datetime):
-                states.append((yield from self._document_at(key, as_moment(which))) or {})
-            else:
-                states.append((yield from self._document_of(key, which)))
-        names = {field.stored: field.name for field in self.entry.codec.fields}
-        return dict(_differences(states[0], states[1], "", names))
+    # -- the way back ----------------------------------------------------------------
 
     def revert(self, id: Any, revision: int) -> Plan[Any]:
         """Write the document as it was in an earlier state: a new state, the same fields."""
@@ -126,39 +114,11 @@ class Revert(Work[Any]):
         return self.replace.result(outcome)
 
 
-def _differences(one: Any, other: Any, path: str, names: Mapping[str, str]) -> Iterable[tuple[str, Changed]]:
-    """The paths at which two documents differ; those of the document itself by their Python names."""
-    for name in [*one, *(name for name in other if name not in one)]:
-        before, after = one.get(name), other.get(name)
-        if name in one and name in other and identical(before, after):
-            continue
-        where = f"{path}{names.get(name, name)}"
-        if isinstance(before, dict) and isinstance(after, dict):
-            yield from _differences(before, after, f"{where}.", {})
-        else:
-            yield where, Changed(from_bson(before), from_bson(after))
-
-
 def load(entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Document]]:
     """States as the models of the present have them."""
     if entry.attends:
         documents = yield from lazy.in_memory(entry, documents)
     return [entry.codec.load(document) for document in documents]
-
-
-def whole_document(rule: HistoryRows, row: Raw) -> Plan[Raw]:
-    """The document of a row, put together from those after it where it is not whole."""
-    later: list[Raw] = []
-    if "changes" in row:
-        chosen = {**rule.of(row["document_id"]), "valid_from": {"$gt": row["valid_from"]}}
-        later = yield from find(
-            rule.collection, chosen, sort=[("valid_from", ASCENDING)], limit=rule.whole_every
-        )
-    number = next((number for number, each in enumerate(later) if "changes" not in each), len(later))
-    document: Raw = {}
-    for each in [*reversed(later[: number + 1]), row]:
-        document = restored(each, document)
-    return document
 
 
 class StateReader(PageReader[Any]):
@@ -169,7 +129,6 @@ class StateReader(PageReader[Any]):
         self.done = False
         self._rule = rule
         self._key = key
-        self._newer: Raw = {}
 
     @property
     def command(self) -> Read:
@@ -177,12 +136,7 @@ class StateReader(PageReader[Any]):
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[State[Any]]]:
         self.done = ended
-        documents = []
-        for row in raws:
-            self._newer = restored(row, self._newer)
-            # Loading takes a document over.
-            documents.append(dict(self._newer))
-        loaded = yield from load(self._rule.target, documents)
+        loaded = yield from load(self._rule.target, [row["document"] for row in raws])
         return [
             State(document, row["revision"], row["valid_from"], row.get("valid_to"), row.get("missed", 0))
             for document, row in zip(loaded, raws, strict=True)
@@ -197,14 +151,16 @@ class MomentReader(PageReader[Any]):
         self.done = False
         self._rule = rule
         self._entry = entry
-        self._filter = filter
         held: Raw = {
             "valid_from": {"$lte": moment},
             "$or": [{"valid_to": {"$gt": moment}}, {"valid_to": None}],
         }
-        self._stages: list[Raw] = [{"$match": held}, {"$sort": {"document_id": 1}}]
-        if rule.whole_every == 1:
-            self._stages += [{"$replaceWith": "$document"}, {"$match": filter}]
+        self._stages: list[Raw] = [
+            {"$match": held},
+            {"$sort": {"document_id": 1}},
+            {"$replaceWith": "$document"},
+            {"$match": filter},
+        ]
 
     @property
     def command(self) -> Read:
@@ -212,18 +168,4 @@ class MomentReader(PageReader[Any]):
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[Any]]:
         self.done = ended
-        if self._rule.whole_every > 1 and raws:
-            documents = []
-            for row in raws:
-                documents.append((yield from whole_document(self._rule, row)))
-            # Nobody but the server judges filters as the server does; any row will do to ask it.
-            together: list[Raw] = [
-                {"$limit": 1},
-                {"$project": {"_id": 0, "each": {"$literal": documents}}},
-                {"$unwind": "$each"},
-                {"$replaceWith": "$each"},
-                {"$match": self._filter},
-            ]
-            with crud.translated(self._entry.model.__name__, [self._filter]):
-                raws = yield from aggregate(self._rule.collection, together)
         return (yield from load(self._entry, raws))

@@ -80,7 +80,7 @@ def _suspicious(rule: HistoryRows) -> list[Raw]:
         },
     ]
     return [
-        {"$project": {"document": 0, "changes": 0}},
+        {"$project": HEAD},
         {"$setWindowFields": window},
         {"$match": {"$expr": {"$or": wrong}}},
         {"$group": {"_id": "$document_id"}},

@@ -10,15 +10,12 @@ held and the time at which it ended, which is null while it holds. Rules:
    one document always meet, and numbers have no holes.
 3. Inside a transaction of the caller, several writes of one document make one
    state. A row that is seen inside, but not outside of it, is its own.
-
-With `form="changes"` the newest row of a document is whole, and those before
-it say what to put back (`changes`); each n-th one stays whole.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from bson import ObjectId
@@ -33,7 +30,6 @@ from treadle.model.document import Document
 from treadle.plan import (
     Plan,
     Raw,
-    bulk_write,
     by_id,
     delete_one,
     find,
@@ -44,7 +40,6 @@ from treadle.plan import (
     update_many,
     update_one,
 )
-from treadle.plan.operations import UpdateOne
 from treadle.query.comparison import identical
 from treadle.query.keys import freeze
 from treadle.query.paths import has
@@ -56,7 +51,7 @@ END: Raw = {"$max": ["$$NOW", {"$add": ["$valid_from", 1]}]}
 # By which the index over open rows is used: null alone would match rows without the field too.
 OPEN: Raw = {"valid_to": {"$type": "null"}}
 # What rows are told apart by, without the documents in them.
-HEAD: Raw = {"document": 0, "changes": 0}
+HEAD: Raw = {"document": 0}
 
 
 @frozen
@@ -77,24 +72,19 @@ class HistoryRows(Rule):
     """The rows of one model's documents, and what writes them."""
 
     pattern = "history"
+    # The open row tells what the document was.
+    needs_before = False
 
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place)
         self.declared = declared
         self.limits = place.entry.limits
         self.collection: str = declared.collection or f"{place.entry.collection}_history"
-        self.records_maintained = declared.maintained
-        # Every so many states one stays whole; all of them with form="whole".
-        self.whole_every: int = declared.whole_every if declared.form == "changes" else 1
-        # An open row that is whole tells what the document was.
-        self.needs_before = self.whole_every > 1
         self.rows = graph.add_side(_row_model(place, self.collection), place.label)
 
     @property
     def paths_left_out(self) -> set[str]:
         """The maintained paths whose changes make no state."""
-        if self.declared.maintained:
-            return set()
         family = self.target.root.related if self.target.family is None else self.target.family.members
         return {
             path
@@ -167,7 +157,7 @@ class HistoryRows(Rule):
         if move.after is None:
             return []
         if self.alike(row.get("document") or {}, move.after):
-            yield from self._reopen(row, row["document"])
+            yield from self._reopen(row)
         else:
             following = self.row(move.id, row["revision"] + 1, row["valid_to"], move.after)
             yield from insert_many(self.collection, [following])
@@ -251,7 +241,7 @@ class HistoryRows(Rule):
         if len(moves) == 1:
             (move,) = moves
             row = yield from find_one_and_update(
-                self.collection, {**self.of(move.id), **OPEN}, self._ending(move), projection=HEAD
+                self.collection, {**self.of(move.id), **OPEN}, _ended(move.after is None), projection=HEAD
             )
             if row is not None:
                 ended[freeze(move.id)] = row
@@ -259,7 +249,14 @@ class HistoryRows(Rule):
             chosen = {"document_id": {"$in": [move.id for move in moves]}, **OPEN}
             rows = yield from find(self.collection, chosen, {"document_id": 1})
             keys = {freeze(row["document_id"]): row["_id"] for row in rows}
-            yield from self._end_each([move for move in moves if freeze(move.id) in keys], keys)
+            for gone in (True, False):
+                some = [
+                    keys[freeze(move.id)]
+                    for move in moves
+                    if (move.after is None) is gone and freeze(move.id) in keys
+                ]
+                if some:
+                    yield from update_many(self.collection, {"_id": {"$in": some}}, _ended(gone))
             for row in (yield from find(self.collection, {"_id": {"$in": [*keys.values()]}}, HEAD)):
                 ended[freeze(row["document_id"])] = row
         for move in moves:
@@ -267,40 +264,14 @@ class HistoryRows(Rule):
                 ended[freeze(move.id)] = yield from self._adopt(move)
         return ended
 
-    def _end_each(self, moves: Sequence[Move], keys: Mapping[Any, Any]) -> Plan[None]:
-        if not moves:
-            return
-        if self.whole_every == 1:
-            for gone in (True, False):
-                some = [keys[freeze(move.id)] for move in moves if (move.after is None) is gone]
-                if some:
-                    yield from update_many(self.collection, {"_id": {"$in": some}}, _ended(gone))
-            return
-        operations = [UpdateOne(by_id(keys[freeze(move.id)]), self._ending(move)) for move in moves]
-        yield from bulk_write(self.collection, operations, ordered=False)
-
-    def _ending(self, move: Move) -> list[Raw]:
-        """The update that ends a state."""
-        return [*_ended(move.after is None), *self.lessened(move)]
-
-    def lessened(self, move: Move) -> list[Raw]:
-        """The stages that leave of an ended row only what differs from the next, unless it stays whole."""
-        if self.whole_every == 1 or move.after is None or move.before is None:
-            return []
-        stays = {"$eq": [{"$mod": ["$revision", self.whole_every]}, 1]}
-        back = {"$literal": difference(self.state(move.after), self.state(move.before))}
-        parts = {
-            "document": {"$cond": [stays, "$document", "$$REMOVE"]},
-            "changes": {"$cond": [stays, "$$REMOVE", back]},
-        }
-        return [{"$set": parts}]
-
     def _adopt(self, move: Move) -> Plan[Raw]:
         """The row of a state that nobody recorded: it is known to have held until now."""
         last = (yield from self.last_rows([move.id])).get(freeze(move.id))
         if last is not None and last["valid_to"] is None:
             # Open all the same: somebody removed the field.
-            ended = yield from find_one_and_update(self.collection, by_id(last["_id"]), self._ending(move))
+            ended = yield from find_one_and_update(
+                self.collection, by_id(last["_id"]), _ended(move.after is None)
+            )
             assert ended is not None
             return ended
         row = self.row(move.id, last["revision"] + 1 if last else 1, None, move.before)
@@ -325,10 +296,9 @@ class HistoryRows(Rule):
                 return False
             # It was deleted and comes back, all in one transaction: nobody saw it gone.
             if self.alike(row["document"], move.after):
-                yield from self._reopen(row, row["document"])
+                yield from self._reopen(row)
                 return True
-            lessened = self.lessened(Move(move.id, row["document"], move.after, False))
-            yield from update_one(self.collection, by_id(row["_id"]), [{"$unset": "deleted"}, *lessened])
+            yield from update_one(self.collection, by_id(row["_id"]), {"$unset": {"deleted": 1}})
             number, begins = row["revision"] + 1, row["valid_to"]
             yield from insert_many(self.collection, [self.row(move.id, number, begins, move.after)])
             return True
@@ -343,25 +313,21 @@ class HistoryRows(Rule):
         last = yield from find_one(self.collection, earlier)
         before = None
         if last is not None and last.get("valid_to") == row["valid_from"] and not last.get("deleted"):
-            before = restored(last, row["document"])
+            before = last["document"]
         if after is not None and (before is None or not self.alike(before, after)):
             yield from update_one(
                 self.collection, by_id(row["_id"]), {"$set": {"document": self.state(after)}}
             )
-            if last is not None and "changes" in last and before is not None:
-                back = difference(self.state(after), before)
-                yield from update_one(self.collection, by_id(last["_id"]), {"$set": {"changes": back}})
             return
         yield from delete_one(self.collection, by_id(row["_id"]))
         if last is not None and before is not None:
             if after is not None:
-                yield from self._reopen(last, before)
+                yield from self._reopen(last)
             else:
-                whole = {"$set": {"document": before, "deleted": True}, "$unset": {"changes": 1}}
-                yield from update_one(self.collection, by_id(last["_id"]), whole)
+                yield from update_one(self.collection, by_id(last["_id"]), {"$set": {"deleted": True}})
 
-    def _reopen(self, row: Raw, document: Raw) -> Plan[None]:
-        update = {"$set": {"document": document, "valid_to": None}, "$unset": {"changes": 1, "deleted": 1}}
+    def _reopen(self, row: Raw) -> Plan[None]:
+        update = {"$set": {"valid_to": None}, "$unset": {"deleted": 1}}
         yield from update_one(self.collection, by_id(row["_id"]), update)
 
 
@@ -392,26 +358,6 @@ def _removed(value: Any, steps: Sequence[str]) -> Any:
     return rest if len(steps) == 1 else {**rest, steps[0]: _removed(value[steps[0]], steps[1:])}
 
 
-# -- differences -----------------------------------------------------------------------------------
-
-
-def difference(newer: Raw, older: Raw) -> Raw:
-    """What to put back into a document, and what to take out of it, to have an older one."""
-    put = {
-        name: value for name, value in older.items() if name not in newer or not identical(newer[name], value)
-    }
-    return {"put": put, "out": [name for name in newer if name not in older]}
-
-
-def restored(row: Raw, newer: Raw) -> Raw:
-    """The document of a row, from that of the row after it."""
-    if "changes" not in row:
-        whole: Raw = row["document"]
-        return whole
-    kept = {name: value for name, value in newer.items() if name not in row["changes"]["out"]}
-    return {**kept, **row["changes"]["put"]}
-
-
 def _row_model(place: Place, collection: str) -> type[Document]:
     """The model of a row, for its collection and indexes."""
     identity: Any = place.entry.model.__pydantic_fields__["id"].rebuild_annotation()
@@ -420,7 +366,7 @@ def _row_model(place: Place, collection: str) -> type[Document]:
         "revision": int,
         "valid_from": dt.datetime,
         "valid_to": dt.datetime | None,
-        "document": dict[str, Any] | None,
+        "document": dict[str, Any],
     }
     indexes = [
         IndexModel([("document_id", 1), ("valid_from", DESCENDING)], unique=True),

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_whole_number
-from treadle.graph.calls import CounterRule, PastRule
+from treadle.graph.calls import PastRule
 from treadle.graph.change import Change, Changes, Event
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
@@ -31,7 +31,6 @@ from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 
 KEEP_MAX = 1_000_000
-WHOLE_EVERY_MAX = 1_000
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,9 @@ class History(Pattern):
     collection: str | None = None
     keep: int | dt.timedelta | None = None
     maintain: Literal["write", "stream"] = "write"
-    form: Literal["whole", "changes"] = "whole"
-    whole_every: int = 20
-    maintained: bool = False
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_choice(place, "maintain", self.maintain, ("write", "stream"))
-        check_choice(place, "form", self.form, ("whole", "changes"))
-        check_whole_number(place, "whole_every", self.whole_every, WHOLE_EVERY_MAX)
         if isinstance(self.keep, dt.timedelta):
             if self.keep <= dt.timedelta(0):
                 raise DeclarationError(
@@ -75,15 +69,6 @@ class HistoryRule(HistoryRows, PastRule):
 
     def watches(self) -> Mapping[str, set[str] | None]:
         return {self.target.collection: None}
-
-    def check(self, graph: Models) -> None:
-        counters = [rule for rule in self.target.rules if isinstance(rule, CounterRule)]
-        if self.declared.maintained and counters:
-            raise DeclarationError(
-                f"{self.place.label} has History(maintained=True), but {counters[0].place.label} is a "
-                "counter, which is written at other times than it counts; leave maintained= out",
-                code="history-counter",
-            )
 
     def calls(self, protocol: WriteProtocol, entry: Entry[Any]) -> HistoryHandle:
         return HistoryHandle(self, protocol, entry)
