@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,20 +113,6 @@ def test_the_profiler_of_the_uris_database_is_seen(server: Any, database: Any) -
         assert "warn" == look(uri)["profiler"].status
     finally:
         database.command("profile", 0, slowms=100)
-
-
-def test_what_a_killed_swap_left_is_named(server: Any, database: Any) -> None:
-    """Not while somebody is at it."""
-    database.create_collection("treadle.swap.3.users")
-    lease = {"_id": "migrate:users", "owner": "another host:1:1", "n": 3}
-    database["treadle.leases"].insert_one({**lease, "until": datetime(2999, 1, 1, tzinfo=UTC)})
-    uri = server.uri.replace("/?", f"/{database.name}?")
-    assert "ok" == look(uri)["swaps"].status
-    database["treadle.leases"].update_one({"_id": "migrate:users"}, {"$set": {"until": datetime.now(UTC)}})
-    found = look(uri)["swaps"]
-    assert ("warn", "treadle.swap.3.users") == (found.status, found.value)
-    assert {"left": {"users": ["treadle.swap.3.users"]}} == found.details
-    assert "recover()" in str(found.advice)
 
 
 def test_a_clock_that_is_off_is_told_with_its_sign(server: Any) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
@@ -21,6 +22,7 @@ from treadle import (
     Indexed,
     ParentReference,
     Store,
+    Subset,
     TimeSeries,
     UsageError,
 )
@@ -34,6 +36,14 @@ class Review(Document, collection="reviews"):
 class Product(Document, collection="products"):
     name: str = ""
     reviews: Annotated[int, Count(Review, by="product_id")] = 0
+
+
+class ReviewCard(BaseModel):
+    product_id: Id
+
+
+class Popular(Document, collection="popular"):
+    reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-_id", size=3)] = []
 
 
 class Node(Document, collection="nodes", tree=ParentReference(parent="parent_id")):
@@ -85,7 +95,7 @@ def test_a_replica_set_has_what_probes_find(run, database):
     found = run(read_capabilities())
     missing = {name for name in EVERYTHING if not getattr(found, name)}
     assert missing <= {"split_events"}
-    assert ("database", 30) == (found.streams, found.transaction_seconds)
+    assert 30 == found.transaction_seconds
     assert [] == database.list_collection_names()
 
 
@@ -101,7 +111,7 @@ def test_a_standalone_server_has_no_history():
     assert not known.transactions
     assert known.retryable_writes  # The driver sends none there, so none is refused.
     lacks = {name for name in EVERYTHING if not getattr(whole, name)}
-    assert {"transactions", "streams", "pre_images", "cluster_time", "snapshots"} <= lacks
+    assert {"transactions", "streams", "pre_images", "snapshots"} <= lacks
     assert {"merges", "unions", "graph_lookups", "validators", "time_series"}.isdisjoint(lacks)
 
 
@@ -120,8 +130,8 @@ def answered(answers: dict[str, Any]) -> Capabilities:
 
 
 def test_an_older_server_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"older than MongoDB 5\.0 .* upgrade it") as refused:
-        answered({"hello": {**HELLO, "maxWireVersion": 9}})
+    with pytest.raises(UsageError, match=r"older than MongoDB 6\.0 .* upgrade it") as refused:
+        answered({"hello": {**HELLO, "maxWireVersion": 13}})
     assert "server-too-old" == refused.value.code
 
 
@@ -132,7 +142,7 @@ def test_want_of_rights_says_nothing_about_the_server():
     assert found.transactions
     assert found.retryable_writes
     assert found.graph_lookups
-    assert found.streams == "database"
+    assert found.streams
 
 
 def test_nothing_is_concluded_from_an_error_that_passes():
@@ -159,10 +169,18 @@ def test_a_refusal_says_that_it_is_missing():
         (Reading, "time_series", "capability-missing", "declare bucket= instead"),
         (Policy, "pre_images", "capability-missing", 'declare maintain="write"'),
         (Shipment, "pre_images", "capability-missing", "Shipment.title: extended-reference needs pre-images"),
+        (
+            Shipment,
+            "streams",
+            "streams-unavailable",
+            "Shipment.title: maintain='stream' follows change streams",
+        ),
+        (Popular, "array_sorts", "capability-missing", "Popular.reviews: subset needs $sortArray"),
+        (Popular, "lookup_pipelines", "capability-missing", "use MongoDB 6.0 or newer"),
     ],
 )
 def test_what_a_declaration_needs_is_refused_by_name(database, model, missing, code, words):
-    store = Store(database, [model, Carrier])
+    store = Store(database, [model, Carrier, Review])
     known = dataclasses.replace(store.runner.run(read_capabilities()), **{missing: False})
     with pytest.raises(DeclarationError) as refused:
         store.graph.check_server(known)

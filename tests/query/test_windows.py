@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -18,8 +17,6 @@ ZONES = [
     *("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Kathmandu", "+05:30", "-0330"),
     *("Australia/Lord_Howe", "America/Sao_Paulo", "Pacific/Apia", "America/Caracas"),
 ]
-# The server's own $dateTrunc is an hour off there before 6.0, after the island gave up daylight saving.
-APIA = pytest.param("Pacific/Apia", marks=pytest.mark.since("6.0", "$dateTrunc knows Apia's present time"))
 HOUR = dt.timedelta(hours=1)
 SIZED = [
     {"unit": "minute", "size": 15},
@@ -35,11 +32,6 @@ SIZED = [
     {"unit": "week", "begins": 6},
     {"unit": "week", "begins": 3},
 ]
-
-
-def truncating(zones: list[str]) -> list[Any]:
-    """The zones in which the server's own $dateTrunc can be compared with."""
-    return [APIA if zone == "Pacific/Apia" else zone for zone in zones]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,7 @@ def computed(dates, expression, *more):
     )
 
 
-@pytest.mark.parametrize("zone", truncating(ZONES))
+@pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("unit", ["day", "week", "month", "quarter", "year"])
 def test_days_weeks_and_months_equal_the_servers_own(dates, unit, zone):
     """The server here has $dateTrunc; older ones have not."""
@@ -122,7 +114,7 @@ def test_python_computes_the_same_in_utc(dates, options):
         assert row["start"] == window.start_of(row["t"])
 
 
-@pytest.mark.parametrize("zone", truncating(["UTC", *MOVED]))
+@pytest.mark.parametrize("zone", ["UTC", *MOVED])
 @pytest.mark.parametrize("size", [3, 365])
 def test_several_days_equal_the_servers_own(dates, size, zone):
     """The server counts its days from the first of January 2000."""
@@ -132,7 +124,7 @@ def test_several_days_equal_the_servers_own(dates, size, zone):
     assert [] == computed(dates, Window("day", zone, size, offset).expression("$t"), differing)
 
 
-@pytest.mark.parametrize("zone", truncating(["UTC", *MOVED]))
+@pytest.mark.parametrize("zone", ["UTC", *MOVED])
 @pytest.mark.parametrize("begins", [5, 6])
 def test_weeks_begin_on_another_day(dates, begins, zone):
     name = ("saturday", "sunday")[begins - 5]

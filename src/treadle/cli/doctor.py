@@ -267,7 +267,7 @@ def _server_version(server: Server) -> Answer:
     wire = server.hello.get("maxWireVersion", 0)
     if wire < WIRE_VERSION_MIN:
         named = server.version or f"wire version {wire}"
-        return problem(named, "Treadle needs MongoDB 5.0 or later", version=named)
+        return problem(named, "Treadle needs MongoDB 6.0 or newer", version=named)
     if not server.version:
         return unknown("no rights", NO_RIGHTS)
     return ok(server.version, version=server.version)
@@ -326,23 +326,16 @@ def _transaction_lifetime(server: Server) -> Answer:
 
 
 def _change_streams(server: Server) -> Answer:
-    """Opens a change stream on the database, or else on the whole cluster, and closes it."""
-    from pymongo.errors import OperationFailure
-
-    try:
-        with server.client[server.database].watch(max_await_time_ms=1):
-            return ok("opened and closed one", available=True)
-    except OperationFailure:
-        if server.kind == "standalone" or server.found.streams != "cluster":
-            raise
-    return ok("of the whole cluster", available=True)
+    """Opens a change stream on the database, and closes it."""
+    with server.client[server.database].watch(max_await_time_ms=1):
+        return ok("opened and closed one", available=True)
 
 
 def _pre_images(server: Server) -> Answer:
     if server.kind in ("standalone", "uninitiated"):
         return UNAVAILABLE
     if not server.found.pre_images:
-        advice = "the worker keeps a ledger instead; MongoDB has them from 6.0 on"
+        advice = "declare aggregates with maintain='write' or maintain='schedule'"
         return warn("not available", advice, available=False)
     return ok("available", available=True)
 
@@ -451,18 +444,6 @@ def _time_zones(server: Server) -> Answer:
     return ok("as in Python's zoneinfo", wrong={})
 
 
-def _swaps(server: Server) -> Answer:
-    """What migrations by swap left behind that were killed or cancelled."""
-    from treadle.store.blocking.runner import Runner
-    from treadle.upkeep.migrations.closing import abandoned
-
-    left = Runner(server.client[server.database]).run(abandoned())
-    if left:
-        advice = "a migration by swap was killed; recover() of a Store removes it and lets writes through"
-        return warn(", ".join(name for names in left.values() for name in names), advice, left=left)
-    return ok("nothing left behind", left={})
-
-
 CHECKS: Mapping[str, Callable[[Server], Answer]] = {
     check.__name__[1:]: check
     for check in (
@@ -482,7 +463,6 @@ CHECKS: Mapping[str, Callable[[Server], Answer]] = {
         _tz_aware,
         _clock_skew,
         _time_zones,
-        _swaps,
         _capabilities,
     )
 }

@@ -178,7 +178,7 @@ class FollowedRule(GatherRule):
     def empty(self) -> dict[str, Any]:
         return {}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         return True
 
     def finds(self, keys: Sequence[Any]) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
-from bson import ObjectId
 
 from tests.advisor.plans.shops import everything, plan_for, shop, tried
 from tests.advisor.plans.test_apply import CODES, code_of
@@ -161,18 +160,6 @@ def test_models_of_an_application_on_other_collections_stay_as_they_are(database
     with pytest.raises(Exception, match="one worker follows a database") as refused:
         Application(database, plan).run()
     assert "plan-treadle-in-use" == refused.value.code  # type: ignore[attr-defined]
-
-
-def test_what_an_application_has_done_since_stays_done(database: Any) -> None:
-    """Without its log, a migration would run a second time."""
-    shop(database)
-    plan = plan_for(database, "computed")
-    Application(database, plan).run()
-    store = Store(database, models=[Note])
-    assert store.migrate_once("names", lambda each: each.insert(Note(folder_id=ObjectId())))
-    Undoing(database, plan).run()
-    assert not store.migrate_once("names", lambda each: each.insert(Note(folder_id=ObjectId())))
-    assert {"treadle.migrations"} == treadle_names(database) - {"treadle.leases"}
 
 
 def test_too_many_documents_that_are_set_aside_stop_a_fill_before_its_end(database: Any) -> None:
