@@ -252,7 +252,6 @@ def test_writes_of_what_is_archived_are_refused(run, database):
         lambda: store.replace(Sale(id=1, amount=2)),
         lambda: store.delete(Sale, 1),
         lambda: store.change(store.get(Sale, 1), amount=2),
-        lambda: store.upsert(Sale, {"_id": 1}, {"$set": {"amount": 2}}, insert=Sale(id=1)),
         lambda: store.bulk([Insert(Sale(id=5)), Update(Sale, 1, {"$set": {"amount": 2}})]),
         lambda: store.bulk([Delete(Sale, 1), Delete(Sale, 2)]),
     ):

@@ -15,6 +15,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.checked import as_written
 from treadle.engine.commit import commit_on
 from treadle.engine.contention import in_pieces
+from treadle.engine.crud import translated
 from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
@@ -170,7 +171,8 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
             return None
         if not rule.declared.counted:
             yield from ledger.note_new(entry.of(raw), [raw["_id"]])
-        yield from insert_one(entry.collection, raw)
+        with translated(entry.model.__name__, [raw], entry):
+            yield from insert_one(entry.collection, raw)
         return (yield from arrive(raw, ledger))
 
     def arrive(raw: Raw, ledger: Ledger) -> Plan[Raw | None]:
