@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,9 @@ DATABASE = "bench_shapes"
 DATE = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 DOCUMENTS, DOCUMENTS_QUICK = 10_000, 2_000
 MIGRATED, MIGRATED_QUICK = 200_000, 4_000
-SWAPPED = 1_000_000
 BATCH = 1000
 RANGE = 50_000
 UPDATE_MANY = "by hand: pipeline update_many"
-OUT = "by hand: $out, a stream that is read meanwhile, and a rename"
 IN_RANGES = "by hand: the same in ranges of 50,000, and a last look"
 SLOW_PART = 20
 ROUNDS_MIGRATION = 3
@@ -103,7 +100,6 @@ def groups() -> list[Group]:
         Group("shapes", "read 10,000 documents of the current version as models", _read_versions, 31),
         Group("shapes", "migrate 200,000 documents by a function", _migrate_by_function, ROUNDS_MIGRATION),
         Group("shapes", "migrate 200,000 documents by a pipeline", _migrate_by_pipeline, 5, seconds_max=30.0),
-        Group("shapes", "migrate 1,000,000 documents by a swap", _swap, ROUNDS_MIGRATION, seconds_max=30.0),
     ]
 
 
@@ -188,20 +184,6 @@ def _update_many(users: Any) -> None:
     users.update_many({"schema_version": {"$not": {"$gte": 2}}}, [*PIPELINE, {"$set": {"schema_version": 2}}])
 
 
-def _swap(context: Context) -> list[Contender]:
-    database, contender = _old_users(context, context.scale(SWAPPED, MIGRATED_QUICK))
-    store = Store(database, [Piped])
-    return [
-        contender(UPDATE_MANY, lambda _: _update_many(database["users"])),
-        contender(OUT, lambda _: _out(database)),
-        contender(
-            "Treadle, pipeline, strategy='swap'",
-            lambda _: store.migrate(Piped, strategy="swap"),
-            goal=Goal(0.5, limit=OUT),
-        ),
-    ]
-
-
 def _migrate_by_pipeline(context: Context) -> list[Contender]:
     database, contender = _old_users(context, context.scale(MIGRATED, MIGRATED_QUICK))
     users, store = database["users"], Store(database, [Piped])
@@ -267,19 +249,6 @@ def _by_ranges(users: Any) -> None:
             break
         last = ends[0]["_id"]
     assert users.find_one(stale) is None
-
-
-def _out(database: Database[Any]) -> None:
-    """A new collection in the place of the old one, and a stream that has seen all that others wrote meanwhile."""
-    with database.watch([{"$match": {"ns.coll": {"$in": ["users", "beats"]}}}]) as stream:
-        seen: list[Any] = []
-        reader = threading.Thread(target=lambda: seen.append(next(stream)))
-        reader.start()
-        database["users"].aggregate([*PIPELINE, {"$set": {"schema_version": 2}}, {"$out": "shadow"}])
-        database["beats"].insert_one({})
-        reader.join()
-        assert "beats" == seen[0]["ns"]["coll"]
-    database["shadow"].rename("users", dropTarget=True)
 
 
 def _loop(users: Any) -> None:

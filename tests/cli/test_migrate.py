@@ -84,25 +84,6 @@ def test_an_operator_looks_rehearses_runs_and_rolls_back(application, database, 
     assert 31 == database["users"].count_documents({"phone": {"$exists": True}, "phones": {"$exists": False}})
 
 
-@pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
-def test_the_log_says_what_ran(application, database, app):
-    assert (0, "") == (lambda shown: (shown.returncode, shown.stdout))(application("log", "--app", app))
-    database["users"].insert_many([{"name": f"u{number}", "phone": "1"} for number in range(3)])
-    database["users"].insert_one({"_id": 5, "name": "bad"})
-    application("run", "--app", app, "--dry-run")
-    application("run", "--app", app)
-    application("rollback", "--app", app, "--to", "1")
-    back, run = json.loads(application("log", "--app", app, "--json").stdout)
-    assert ("User", 2, {"1": 4}) == (run["model"], run["to"], run["found"])
-    assert ("done", 3, 1, 1) == tuple(run[key] for key in ("outcome", "migrated", "remaining", "set_aside"))
-    assert run["owner"]
-    assert run["seconds"] >= 0
-    assert (1, {"2": 3}, 3) == (back["to"], back["found"], back["migrated"])
-    lines = application("log", "--app", app, "User").stdout
-    assert "3 migrated (4 of version 1 found), 1 set aside, by " in " ".join(lines.split())
-    assert "" == application("log", "--app", app, "Note").stdout
-
-
 def test_wrong_usage_is_told(application):
     for arguments in (
         ("run", "--app", "shop:store", "--to", "9"),

@@ -348,35 +348,26 @@ def count_what_comes_and_forget_what_goes(monkeypatch: pytest.MonkeyPatch) -> No
         )
 
 
-# What these speak of is pushed into the array by the server only where it can sort it.
-SORTING = pytest.mark.since("5.2", "the server sorts arrays")
 MUTATIONS = [
     (match_copies_by_their_old_value, check_namesakes_keep_their_own_names),
     (match_copies_by_their_old_value, check_copies_end_at_the_last_name),
     (keep_an_average_of_averages, check_average_is_of_all_ratings),
     (keep_an_average_without_its_parts, check_average_begins_on_an_old_document),
-    pytest.param(push_without_sorting, check_subset_is_the_first_three, marks=SORTING),
-    pytest.param(push_without_a_guard, check_subset_takes_a_child_once, marks=SORTING),
+    (push_without_sorting, check_subset_is_the_first_three),
+    (push_without_a_guard, check_subset_takes_a_child_once),
     (recompute_without_a_write, check_two_recomputations_do_not_pass_each_other),
     (copy_without_writing_the_source, check_an_insert_during_a_rename_is_not_stale),
     (insert_without_guards, check_target_and_source_do_not_miss_each_other),
     (copy_values_as_they_are, check_a_copied_name_is_no_path),
-    pytest.param(embed_values_as_they_are, check_an_embedded_text_is_no_path, marks=SORTING),
+    (embed_values_as_they_are, check_an_embedded_text_is_no_path),
     (compare_values_as_they_are, check_a_largest_text_is_no_path),
     (count_what_comes_and_forget_what_goes, check_totals_follow_updates_and_moves),
 ]
 
 
-def checks() -> list[Any]:
-    """Each check once, with the marks of its mutation."""
-    rows = {
-        each.values[1] if hasattr(each, "values") else each[1]: getattr(each, "marks", ())
-        for each in MUTATIONS
-    }
-    return [pytest.param(check, marks=marks) for check, marks in rows.items()]
-
-
-@pytest.mark.parametrize("check", checks(), ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "check", dict.fromkeys(check for _, check in MUTATIONS), ids=lambda each: each.__name__
+)
 def test_the_check_holds(check, database):
     """With Treadle as it is."""
     check(database)

@@ -40,7 +40,7 @@ from pydantic.alias_generators import to_camel
 from pymongo import TEXT, IndexModel
 from pymongo.collation import Collation
 
-from treadle import DataError, Document, Indexed, Store, Sum, UsageError
+from treadle import DataError, DeclarationError, Document, Indexed, Store, Sum, UsageError
 from treadle.model.codec import codec_of
 
 

@@ -348,7 +348,6 @@ def test_a_name_that_others_depend_on_is_not_given_up(run, alone, database, on_d
             assert 0 == raw["shipments"].count_documents({})
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_a_deleted_source_is_followed_by_name(run, database):
     Carrier, Shipment = models("stream", "cascade")
     store = run.store([Carrier, Shipment])

@@ -153,7 +153,6 @@ def test_setup_makes_the_index_that_the_refill_uses(run, database):
     assert 3 == plan["executionStats"]["totalDocsExamined"]
 
 
-@pytest.mark.since("5.2", "the server sorts arrays")
 def test_new_children_cost_one_update_and_no_read(heard):
     database, listener = heard
     store = Store(database, [Review, type(Document)("Only", (Document,), {

@@ -49,7 +49,7 @@ def test_a_replica_set_has_what_probes_find(run, database):
     found = run(read_capabilities())
     missing = {name for name in EVERYTHING if not getattr(found, name)}
     assert missing <= {"split_events"}
-    assert ("database", 30) == (found.streams, found.transaction_seconds)
+    assert 30 == found.transaction_seconds
     assert [] == database.list_collection_names()
 
 
@@ -65,7 +65,7 @@ def test_a_standalone_server_has_no_history():
     assert not known.transactions
     assert known.retryable_writes  # The driver sends none there, so none is refused.
     lacks = {name for name in EVERYTHING if not getattr(whole, name)}
-    assert {"transactions", "streams", "pre_images", "cluster_time", "snapshots"} <= lacks
+    assert {"transactions", "streams", "pre_images", "snapshots"} <= lacks
     assert {"merges", "unions", "graph_lookups", "validators", "time_series"}.isdisjoint(lacks)
 
 
@@ -84,8 +84,8 @@ def answered(answers: dict[str, Any]) -> Capabilities:
 
 
 def test_an_older_server_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"older than MongoDB 5\.0 .* upgrade it") as refused:
-        answered({"hello": {**HELLO, "maxWireVersion": 9}})
+    with pytest.raises(UsageError, match=r"older than MongoDB 6\.0 .* upgrade it") as refused:
+        answered({"hello": {**HELLO, "maxWireVersion": 13}})
     assert "server-too-old" == refused.value.code
 
 
@@ -96,7 +96,7 @@ def test_want_of_rights_says_nothing_about_the_server():
     assert found.transactions
     assert found.retryable_writes
     assert found.graph_lookups
-    assert found.streams == "database"
+    assert found.streams
 
 
 def test_nothing_is_concluded_from_an_error_that_passes():

@@ -19,7 +19,6 @@ from treadle.plan import (
     find,
     find_one,
     insert_one,
-    meanwhile,
     transact,
     update_one,
     wait,
@@ -254,58 +253,6 @@ def test_reads_and_waits(run, database):
     assert ([4, 3], 5) == run(read())
 
 
-def test_what_runs_beside_a_plan_goes_on_until_that_has_ended(run, database):
-    rounds = []
-
-    def beside():
-        yield from insert_one("numbers", {"_id": len(rounds)})
-        yield from wait(0.001)
-        rounds.append("whole")
-
-    def work():
-        # Ends only because the others run at the same time.
-        for _ in range(30_000):
-            if (yield from find_one("numbers", {"_id": 2})) is not None:
-                return "done"
-            yield from wait(0.001)
-
-    def both():
-        return (yield from meanwhile(work, beside))
-
-    assert "done" == run(both())
-    ended = len(rounds)
-    assert 3 <= ended == database["numbers"].count_documents({})
-
-
-def test_what_fails_beside_a_plan_is_raised_when_that_has_ended(run, database):
-    def beside():
-        yield from insert_one("numbers", {"_id": 1})
-
-    def work():
-        for _ in range(30_000):
-            if (yield from find_one("numbers", {"_id": 1})) is not None:
-                break
-            yield from wait(0.001)
-        yield from wait(0.05)
-        yield from insert_one("numbers", {"_id": "work"})
-
-    def both():
-        return (yield from meanwhile(work, beside))
-
-    with pytest.raises(DuplicateKeyError, match="_id: 1"):
-        run(both())
-    assert ["work"] == [each["_id"] for each in database["numbers"].find({"_id": "work"})]
-
-    def failing():
-        yield from find_one("numbers", {"$nonsense": 1})
-
-    def calm():
-        yield from wait(0.001)
-
-    with pytest.raises(OperationFailure, match="nonsense"):
-        run(meanwhile(failing, calm))
-
-
 def test_what_fits_into_one_reply_takes_one(heard):
     """By default the server's first reply would end at 101 documents."""
     database, listener = heard
@@ -319,32 +266,6 @@ def test_what_fits_into_one_reply_takes_one(heard):
 
     assert (500, 500) == Runner(database).run(read())
     assert ["find", "aggregate"] == listener.names
-
-
-def test_cancellation_ends_what_runs_beside_a_plan(server):
-    rounds = []
-
-    def beside():
-        rounds.append(1)
-        yield from wait(0.001)
-
-    def work():
-        yield from wait(1_000)
-
-    async def main():
-        async with AsyncMongoClient(server.uri) as client:
-            runner = AsyncRunner(client["treadle_cancelled"])
-            task = asyncio.create_task(runner.run(meanwhile(work, beside)))
-            while len(rounds) < 3:
-                await asyncio.sleep(0.001)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            seen = len(rounds)
-            await asyncio.sleep(0.05)
-            assert seen == len(rounds)
-
-    asyncio.run(main())
 
 
 def test_an_unknown_command_is_refused(run):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -18,8 +17,6 @@ ZONES = [
     *("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Kathmandu", "+05:30", "-0330"),
     *("Australia/Lord_Howe", "America/Sao_Paulo", "Pacific/Apia", "America/Caracas"),
 ]
-# The server's own $dateTrunc is an hour off there before 6.0, after the island gave up daylight saving.
-APIA = pytest.param("Pacific/Apia", marks=pytest.mark.since("6.0", "$dateTrunc knows Apia's present time"))
 HOUR = dt.timedelta(hours=1)
 SIZED = [
     {"unit": "minute", "size": 15},
@@ -28,11 +25,6 @@ SIZED = [
     {"unit": "hour", "size": 6},
     {"unit": "hour", "size": 12},
 ]
-
-
-def truncating(zones: list[str]) -> list[Any]:
-    """The zones in which the server's own $dateTrunc can be compared with."""
-    return [APIA if zone == "Pacific/Apia" else zone for zone in zones]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +55,7 @@ def computed(dates, expression, *more):
     )
 
 
-@pytest.mark.parametrize("zone", truncating(ZONES))
+@pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize("unit", ["day", "week", "month", "quarter", "year"])
 def test_days_weeks_and_months_equal_the_servers_own(dates, unit, zone):
     """The server here has $dateTrunc; older ones have not."""

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from typing import Any
 
 import pytest
 
-from treadle.store.background import alongside_async, repeating_async
+from treadle.store.background import repeating_async
 
 PATIENCE_SECONDS = 30
 
 
-@pytest.mark.parametrize(
-    "beside", [alongside_async, partial(repeating_async, 0.001)], ids=["again", "repeat"]
-)
-def test_a_call_that_swallows_its_cancellation_is_the_last(
-    beside: Callable[[Any], AbstractAsyncContextManager[None]],
-) -> None:
+def test_a_call_that_swallows_its_cancellation_is_the_last() -> None:
     """As `asyncio.wait_for` of Python 3.11 does, when what it waits for is just done."""
 
     async def scenario() -> None:
@@ -37,7 +28,7 @@ def test_a_call_that_swallows_its_cancellation_is_the_last(
                 swallowed.append(True)
 
         with pytest.raises(ZeroDivisionError):
-            async with beside(call):
+            async with repeating_async(0.001, call):
                 await begun.wait()
                 ended.append(True)
                 raise ZeroDivisionError

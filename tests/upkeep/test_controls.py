@@ -98,7 +98,7 @@ def test_resuming_what_nobody_has_stopped_following_needs_no_replay(shops, datab
 
 
 def test_what_is_written_while_a_rule_catches_up_is_not_lost_where_no_former_states_are_kept(run, database):
-    """The ledger of contributions must see events in their order: a sale moves twice, around the resume."""
+    """A sale moves twice, around the resume, and no event says where it was."""
     store = run.store([Sale, Shop])
     store.setup()
     without_former_states(database, "sales", "shops")

@@ -102,7 +102,6 @@ def test_late_data_reopens_exactly_its_windows(store, database):
     assert {2} == touched
 
 
-@pytest.mark.since("6.0", "pre-images tell which windows changed")
 def test_the_windows_of_the_newest_sources_are_guessed_and_all_others_still_found(heard):
     """One stream is opened instead of two; what the guess misses, or what is no insert, the stream tells."""
     database, listener = heard
@@ -131,7 +130,6 @@ def test_the_windows_of_the_newest_sources_are_guessed_and_all_others_still_foun
     assert {2, 3, 6} == days
 
 
-@pytest.mark.since("6.0", "pre-images tell which windows changed")
 def test_ids_of_a_clock_that_is_far_ahead_reopen_their_window_once(store, database):
     database.sales.insert_one(raw(0, "1", 2026, 3, 1))
     store.run_due(now=NOON)
@@ -142,7 +140,6 @@ def test_ids_of_a_clock_that_is_far_ahead_reopen_their_window_once(store, databa
     assert {(0, 1): (1, 1), (0, 2): (1, 2)} == summaries(database)
 
 
-@pytest.mark.since("6.0", "pre-images tell which windows changed")
 @pytest.mark.parametrize("passed", [1, 2, 40])
 def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed):
     """But nothing else: not the next instant, not what is changed or deleted, and no other window."""
@@ -174,7 +171,6 @@ def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed):
     assert ((8, 32), (1, 1), (2, 2), (1, 1)) == (found[0, 2], found[3, 5], found[3, 7], found[0, 12])
 
 
-@pytest.mark.since("6.0", "pre-images tell which windows changed")
 @pytest.mark.parametrize("change", ["update", "move", "delete", "replace", "unset", "transaction", "several"])
 def test_nothing_that_other_writers_do_is_missed(store, database, change):
     """Also what moved twice between two runs, and documents whose key is gone."""
@@ -213,7 +209,6 @@ def test_nothing_that_other_writers_do_is_missed(store, database, change):
     assert {key: (len(values), sum(values)) for key, values in expected.items()} == summaries(database)
 
 
-@pytest.mark.since("6.0", "pre-images tell which windows changed")
 def test_emptied_groups_are_removed_and_a_callers_own_fields_kept(store, database):
     database.sales.insert_many([raw(1, "1", 2026, 3, 1), raw(2, "1", 2026, 3, 1), raw(3, "1", 2026, 3, 2)])
     store.run_due(now=NOON)
@@ -258,7 +253,6 @@ def test_verify_speaks_of_what_the_last_run_computed(store, database):
 # -- other shapes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.since("6.0", "pre-images tell which windows changed")
 def test_groups_without_windows_are_computed_as_they_change(run, database):
     """The key as the id; a nested key that may be None."""
     store = run.store([Product, CategoryStats, PerCategory])

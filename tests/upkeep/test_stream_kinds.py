@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import pytest
 from pydantic import BaseModel
 
-from tests.upkeep.followed import without_former_states
 from treadle import Count, Document, ExtendedReference, Id, Sum
 
 
@@ -43,13 +41,9 @@ class Shelf(Document, collection="shelves"):
     books: Annotated[int, Count(Book, by="title", maintain="stream")] = 0
 
 
-@pytest.mark.parametrize("former_states", [True, False], ids=["pre-images", "ledger"])
-def test_each_kind_is_followed_by_its_own_rules(run, database, former_states):
+def test_each_kind_is_followed_by_its_own_rules(run, database):
     store = run.store([Review, Maker, Item, Book, Gadget, Shelf])
     store.setup()
-    if not former_states:
-        for name in ("reviews", "items", "makers", "shelves"):
-            without_former_states(database, name)
     worker = store.worker()
     worker.run_until_idle()
     items, reviews = database["items"], database["reviews"]

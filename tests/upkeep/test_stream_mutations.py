@@ -18,13 +18,11 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo.errors import AutoReconnect
 
-from tests.upkeep.followed import without_former_states
 from treadle import Count, Document, ExtendedReference, Id, Limits, Store, Sum
 from treadle.engine import contention, lease
 from treadle.engine.lease import LeaseLost
-from treadle.graph.change import Event
 from treadle.plan import find, find_one_and_update, transact, update_one
-from treadle.upkeep import apply, contributions, events, position, rebuild, stream
+from treadle.upkeep import apply, events, position, rebuild, stream
 from treadle.upkeep.stream import Follower
 
 
@@ -184,9 +182,8 @@ def check_a_deleted_source_is_missed(database: Any) -> None:
 
 
 def check_a_target_that_counted_in_between_is_told(database: Any) -> None:
-    """From A to B; B is recomputed for another reason, and counts it; then on to C. Without former states."""
+    """From A to B; B is recomputed for another reason, and counts it; then on to C."""
     store, (a, b, c) = begun(database)
-    without_former_states(database, "sales")
     sale = database["sales"].insert_one({"shop_id": a, "amount": 5}).inserted_id
     store.worker().run_until_idle()
     database["sales"].insert_one({"shop_id": b, "amount": 1})
@@ -304,18 +301,12 @@ def ask_for_no_former_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look_up_where_a_source_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of what each event says; the ledger then holds the present."""
-    real = contributions.settle
+    """In place of the former state that the event has."""
 
-    def settle(dirty: Any) -> Any:
-        entries = []
-        for rule, event in dirty.entries:
-            (present,) = yield from find(rule.source.collection, {"_id": event.key})
-            entries.append((rule, Event("replace", event.key, None, {"fullDocument": present})))
-        dirty.entries = entries
-        return (yield from real(dirty))
+    def note(self: Any, event: Any, dirty: Any) -> None:
+        dirty.lookups.setdefault(self.rules[0], []).append(event.key)
 
-    monkeypatch.setattr(contributions, "settle", settle)
+    monkeypatch.setattr(events._Gathered, "note", note)
 
 
 def go_by_the_clients_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +328,7 @@ def begin_to_stream_after_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, built = position.begin, position.built
 
     def late(rules: Any, *rest: Any) -> Any:
-        yield from begin(Limits(), *rest)
+        yield from begin(*rest)
         yield from built(rules, *rest)
 
     def never(*rest: Any) -> Any:
@@ -375,12 +366,7 @@ def test_the_check_holds(check, database):
     check(database)
 
 
-# Without pre-images the worker begins with a ledger, and goes over everything for it.
-SINCE = {begin_to_stream_after_the_scan: pytest.mark.since("6.0", "pre-images need no ledger")}
-NAIVE = [pytest.param(*each, marks=SINCE.get(each[0], ())) for each in MUTATIONS]
-
-
-@pytest.mark.parametrize(("mutate", "check"), NAIVE, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("mutate", "check"), MUTATIONS, ids=lambda each: each.__name__)
 def test_the_check_fails_with_the_naive_version(mutate, check, database, monkeypatch):
     """The assertion at the end of the story, and not some accident on the way there."""
     mutate(monkeypatch)

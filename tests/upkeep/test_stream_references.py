@@ -179,7 +179,6 @@ def test_a_new_reference_whose_source_changes_at_once_is_no_mixture(letters, dat
     assert (card("Ben", 22), card("Ben", 22)) == (found["mixed"], found["items"][0])
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_a_replacement_that_drops_the_cards_brings_them_back(letters, database):
     """Snapshots as they were, where the server kept the former state; the rest as it is now."""
     database["people"].update_one({"_id": 1}, {"$set": {"name": "Eve", "price": 99}})

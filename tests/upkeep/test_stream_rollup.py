@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 import pytest
 from bson.decimal128 import Decimal128
 
-from tests.upkeep.followed import without_former_states
 from treadle import Average, Count, Day, Document, Formula, Limits, Max, Rollup, Store, Sum
 from treadle.upkeep import stream
 
@@ -144,19 +143,10 @@ def _write(database: Any, chance: random.Random) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("former_states", [True, False], ids=["pre-images", "ledger"])
-def test_rollups_follow_writers_that_do_not_use_treadle(run, database, former_states):
+def test_rollups_follow_writers_that_do_not_use_treadle(run, database):
     """Windows in UTC and over a change of the clock, an id as the key, a rollup of a rollup."""
     store = run.store(MODELS)
     store.setup()
-    if not former_states:
-        for model in MODELS:
-            database.command(
-                {
-                    "collMod": model.__treadle__.collection,
-                    "changeStreamPreAndPostImages": {"enabled": False},
-                }
-            )
     worker = store.worker()
     worker.run_until_idle()
     chance = random.Random(20240330)
@@ -176,8 +166,6 @@ def test_a_source_that_moves_on_before_its_event_is_read_leaves_nothing_behind(d
     """A group that counted it in between must be told, though the document says nothing of it any more."""
     store = Store(database, [Sale, BerlinDay], limits=Limits(worker_batch_max=1))
     store.setup()
-    for name in ("sales", "berlin_days"):
-        without_former_states(database, name)
 
     def sale(days: int) -> dict[str, Any]:
         return {"product_id": 1, "amount": Decimal128("1"), "created_at": FIRST + timedelta(days=days)}

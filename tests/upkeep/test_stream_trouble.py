@@ -148,7 +148,7 @@ def test_a_version_that_leads_in_between_leaves_no_gap(run, database):
     database["visits"].insert_one({"shop_id": key})
     settled(store)
     database["visits"].insert_one({"shop_id": key})
-    owed = [{"collection": "visits", "ledger": False, "after": None}]
+    owed = [{"collection": "visits", "after": None}]
     database["treadle.streams"].update_one({}, {"$set": {"owed": owed}})
     settled(fewer)
     database["shops"].update_one({"_id": key}, {"$set": {"name": "b"}})

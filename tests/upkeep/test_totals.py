@@ -19,8 +19,6 @@ from treadle.query.comparison import exact_sum
 from treadle.upkeep import dirty, totals
 from treadle.upkeep.totals import Total, Totals
 
-pytestmark = pytest.mark.since("6.0", "without pre-images a ledger is kept, and no totals are")
-
 
 class Sale(Document, collection="sales"):
     shop_id: Id | None = None

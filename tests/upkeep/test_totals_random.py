@@ -274,7 +274,7 @@ def test_a_random_history(database, seed):
     store = Store(database, [Sale, Shop, City], limits=limits)
     store.setup()
     if seed % 2:
-        # Then a ledger of contributions tells what sources fed.
+        # No event says then what a source that is deleted or moved has fed.
         without_former_states(database, "sales", "shops")
     database["cities"].insert_many([{"_id": number} for number in range(2)])
     with ExitStack() as stack:

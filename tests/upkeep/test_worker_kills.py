@@ -141,12 +141,8 @@ def kill_again_and_again(number: int, seed: int, *start: Any) -> None:
         assert -signal.SIGKILL == processes.end(process)
 
 
-@pytest.mark.parametrize("way", ["former states", "ledger"])
-def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said, way):
+def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said):
     """Four writers go on meanwhile, and a probe measures how long its own writes take to show."""
-    if way == "ledger":
-        for name in ("reviews", "articles"):
-            database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
     what = (SHOP, server.uri, database.name)
     lanes = [
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_WORKERS // 2, 1, processes.work, *what)),

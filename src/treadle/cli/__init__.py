@@ -105,7 +105,7 @@ _MODULES = (
 for _module in _MODULES:
     _verb = _module.__name__.rpartition(".")[2]
     app.command(_verb.replace("_", "-"))(getattr(_module, _verb))
-for _verb in ("status", "run", "rollback", "log"):
+for _verb in ("status", "run", "rollback"):
     migrate_app.command()(getattr(migrate, _verb))
 app.add_typer(migrate_app, name="migrate")
 for _verb in ("pause", "resume"):

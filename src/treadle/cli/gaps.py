@@ -20,24 +20,20 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "transaction_seconds": {EVERY: "works in chunks that fit into 30 s"},
     "retryable_writes": {EVERY: REFUSED},
     "streams": {
-        STREAM: "the worker is refused; repair() and rebuild() work",
+        STREAM: REFUSED,
         SCHEDULE: "each run computes every window",
     },
     "pre_images": {
-        STREAM: "a ledger in treadle.contributions, one row per source document",
+        STREAM: "aggregates and histories are refused",
         SCHEDULE: "computes every window after documents were deleted or moved",
-    },
-    "cluster_time": {
-        STREAM: "the place in the stream is found by sentinel documents, each update is followed whatever it "
-        "touched, and the lag has no seconds",
     },
     "split_events": {STREAM: "an event of more than 16 MB is read without its documents"},
     "pipeline_updates": {EVERY: REFUSED},
     "merges": {SCHEDULE: REFUSED},
     "unions": {"Rollup": REFUSED, SCHEDULE: REFUSED},
     "graph_lookups": {"trees": "refused, but for MaterializedPath alone"},
-    "lookup_pipelines": {"Subset": "one query per target"},
-    "array_sorts": {"Subset": "read again from its sources at each change"},
+    "lookup_pipelines": {"Subset, Collect": REFUSED},
+    "array_sorts": {"Subset, Collect": REFUSED},
     "snapshots": {
         "Outlier": "a long iteration may have to begin again",
         "Archive": "find(archived=True) may see a document that moves meanwhile twice, or not",
@@ -48,7 +44,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "kill_sessions": {"the worker, schedules, migrations": "a killed transaction ends by its lifetime"},
 }
-WHOLE_CLUSTER = {STREAM: "follows a stream of the whole cluster, and skips other databases"}
 
 
 def capability_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -56,7 +51,5 @@ def capability_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, label in NAMES.items():
         value = found[name]
         meaning = {} if value else MEANINGS.get(name, {})
-        if value == "cluster":
-            meaning = WHOLE_CLUSTER
         text = ("yes" if value else "no") if isinstance(value, bool) or value is None else f"{value}"
         yield label, text, "; ".join(f"{what}: {then}" for what, then in meaning.items())

@@ -1,4 +1,4 @@
-"""`treadle migrate status`, `run`, `rollback` and `log`."""
+"""`treadle migrate status`, `run` and `rollback`."""
 
 from __future__ import annotations
 
@@ -115,32 +115,6 @@ def rollback(
       treadle migrate rollback --app shop.models:store User --to 1
     """
     run(app_name, models, to, batch, throttle, retry, dry_run, as_json)
-
-
-def log(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption = False) -> None:
-    """List which migrations ran, when, by whom and for how long, newest first. Writes nothing.
-
-    \b
-    Example:
-      treadle migrate log --app shop.models:store
-    """
-    with open_store(app_name) as (store, call):
-        runs = call(store.migration_log, *(models_named(store, models) if models else ()))
-    if as_json:
-        print_extended_json([{**asdict(each), "seconds": each.seconds} for each in runs])
-        return
-    for each in runs:
-        found = ", ".join(f"{count:,} of version {version}" for version, count in each.found.items())
-        took = "" if each.seconds is None else f" in {each.seconds:.1f} s"
-        if each.once is not None:
-            outcome = each.outcome or "not ended"
-            say(f"{each.started:%Y-%m-%d %H:%M:%S} {each.once} (once): {outcome}{took}, by {each.owner}")
-            continue
-        say(
-            f"{each.started:%Y-%m-%d %H:%M:%S} {each.model} to version {each.to}: "
-            f"{each.outcome or 'not ended'}{took}, {each.migrated:,} migrated ({found or 'none'} found), "
-            f"{each.set_aside:,} set aside, by {each.owner}"
-        )
 
 
 def versioned(store: AnyStore, names: list[str] | None) -> list[type[Document]]:

@@ -195,8 +195,7 @@ def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | 
     compared = {*rests_on, *sets, *gone, converted.lineage.field} - {"_id", RESERVED}
     if not compared <= _PLAIN and not _have_paths(compared):
         # No path leads to such a field: the document as a whole is compared, and replaced.
-        # Not by $eq, on which MongoDB 5.0.4 fails.
-        whole = {"$expr": {"$not": [{"$ne": ["$$ROOT", {"$literal": before}]}]}} if compare else {}
+        whole = {"$expr": {"$eq": ["$$ROOT", {"$literal": before}]}} if compare else {}
         return ReplaceOne({**by_id(before["_id"]), **whole}, after)
     condition: Raw = by_id(before["_id"])
     arrays = {}

@@ -197,7 +197,7 @@ class DocumentLayout(Layout[D]):
     def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
         if self.entry.elsewhere is None:
             return self._write_here(make)
-        return self._encoded(self._write_where_it_is(make, self.protocol.write))
+        return self._encoded(self._write_where_it_is(make))
 
     def _write_here(self, make: Callable[[], Work[R]]) -> Plan[R]:
         """Perform a write of one document that can be nowhere else."""
@@ -206,14 +206,12 @@ class DocumentLayout(Layout[D]):
         except ENCODING_ERRORS as error:
             raise not_storable(error, self.entry.model.__name__) from error
 
-    def _write_where_it_is(self, make: Callable[[], W], perform: Callable[[W], Plan[R]]) -> Plan[R]:
-        """Perform a write of one document; where it is elsewhere, again after it was brought back."""
+    def _write_where_it_is(self, make: Callable[[], Work[R]]) -> Plan[R]:
+        """Perform a write of one document; where it is archived, again after it was brought back."""
         work = make()
-        if self.entry.elsewhere is None:
-            return (yield from perform(work))
         for _ in range(self.entry.limits.give_way_max):
             try:
-                outcome = yield from perform(work)
+                outcome = yield from self.protocol.write(work)
             except DataError as error:
                 if error.code != "document-gone" or not (yield from self.bring_back(work.looked_for)):
                     raise
@@ -221,7 +219,7 @@ class DocumentLayout(Layout[D]):
                 if outcome is not None or not (yield from self.bring_back(work.looked_for)):
                     return outcome
             work = make()
-        return (yield from perform(work))
+        return (yield from self.protocol.write(work))
 
     def bring_back(self, filter: Raw) -> Plan[bool]:
         """Whether a document that is elsewhere was brought back; raises where it must not be."""
@@ -231,9 +229,7 @@ class DocumentLayout(Layout[D]):
         return False
 
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
-        return self._write_where_it_is(
-            lambda: self._upsert(filter, update, insert), partial(upserts.upsert, self.protocol)
-        )
+        return self._encoded(upserts.upsert(self.protocol, self._upsert(filter, update, insert)))
 
     def _upsert(self, filter: Any, update: Any, insert: D) -> upserts.Upsert[D]:
         entry = self.entry

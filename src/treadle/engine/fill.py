@@ -169,8 +169,7 @@ def read_sources(
     sources = {freeze(value_at(each, to)): each for each in documents}
     missing = [key for key in keys if freeze(key) not in sources]
     if missing and source.elsewhere is not None:
-        there = yield from source.counted_there(missing)
-        others = yield from find(source.elsewhere.collection, {to: {"$in": missing}, **source.scope, **there})
+        others = yield from find(source.elsewhere.collection, {to: {"$in": missing}, **source.scope})
         sources |= {freeze(value_at(each, to)): each for each in others}
     if guarded and missing:
         yield from guard(source.collection, missing)

@@ -132,13 +132,6 @@ def _create_index(collection: str, document: Raw) -> Plan[None]:
         yield from database_command({"createIndexes": collection, "indexes": [plain]})
 
 
-def plainly(index: IndexModel) -> IndexModel:
-    """An index, stored as the server has it."""
-    left_out = ("key", "storageEngine")
-    options = {name: value for name, value in index.document.items() if name not in left_out}
-    return IndexModel(list(dict(index.document["key"]).items()), **options)
-
-
 def check_sharded(graph: Graph) -> None:
     """Refuse unique indexes that do not begin with the shard key: no shard could tell what others hold."""
     for entry in [*graph.by_collection.values()]:
@@ -269,25 +262,10 @@ def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexe
 def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
     """Which documents an index on a kind's field holds; a query on the kind must be seen to lie within.
 
-    Of one kind: those of that kind, and if it is unique only those that have
-    a value. Of several: those that have the field, since servers before 6.0
-    cannot name several kinds there; unless unrelated kinds have it too.
+    Those of its kinds, and if it is unique only those that have a value.
     """
     present = own or {path: {"$exists": True}}
-    if len(entry.kinds) == 1:
-        return {**entry.whole_scope, **(present if unique else own)}
-    assert entry.family is not None
-    strangers = [each for each in entry.family.members if each not in entry.related]
-    if any(path == prefix_path for each in strangers for prefix_path in _stored_paths(each.codec)):
-        return {**entry.whole_scope, **(present if unique else own)}
-    return present
-
-
-def _stored_paths(codec: Codec[Any]) -> Iterator[str]:
-    for field in codec.fields:
-        yield field.stored
-        for model in models_of(field.shape):
-            yield from (f"{field.stored}.{each.stored}" for each in codec_of(model).fields)
+    return {**entry.whole_scope, **(present if unique else own)}
 
 
 def compare_indexes(

@@ -70,14 +70,13 @@ def older_sources(rule: GatherRule, keys: Sequence[Any] | None) -> Plan[list[Raw
     kept: list[Raw] = []
     met: set[Any] = set()
     last: list[Any] | None = None
-    places: list[tuple[str, Raw]] = [(source.collection, condition)]
+    collections = [source.collection]
     if (elsewhere := source.counted_elsewhere) is not None:
-        there = yield from source.counted_there(keys or [])
-        places.append((elsewhere, {"$and": [condition, there]} if there else condition))
-    for collection, chosen in places:
+        collections.append(elsewhere)
+    for collection in collections:
         last = None
         while True:
-            reading = matching(collection, chosen, last, limits.upgrade_chunk)
+            reading = matching(collection, condition, last, limits.upgrade_chunk)
             documents, last = yield from readable_page(source.model.__name__, reading, last)
             if last is None:
                 break

@@ -19,12 +19,10 @@ from treadle.graph.layout import SKIPPED, skipping
 from treadle.graph.pattern import Entry
 from treadle.plan import Call, Plan, Raw, Read
 from treadle.query.comparison import order_key
-from treadle.query.keys import freeze
 from treadle.query.pairs import refuse_names
 from treadle.query.safety import Sort, sort_keys
 
 KEYS = "_treadle_sort"
-_NONE = object()
 
 
 def get(entry: Entry[Any], identity: Any, card: Card[Any] | None) -> Plan[Any]:
@@ -37,9 +35,6 @@ def get(entry: Entry[Any], identity: Any, card: Card[Any] | None) -> Plan[Any]:
     # It may move between two looks, and while the second is made move back.
     for collection in (here, there, here, there, here):
         raw = yield Call(collection, "find_one", chosen, {}, writes=False)
-        if raw is not None and collection is there and entry.elsewhere.hidden is not None:
-            unseen = {freeze(key) for key in (yield from entry.elsewhere.hidden())}
-            raw = None if freeze(raw["_id"]) in unseen else raw
         if raw is not None:
             (current,) = yield from crud.shown(entry, [raw], card)
             return None if current is None else crud.loader(entry, card)(current)
@@ -76,11 +71,6 @@ class BothReader:
         most = None if limit is None else skip + limit
         refuse_names(entry.codec, sort_keys(sort, entry.codec))
         command = crud.find_command(entry, filter, sort, 0, most, card)
-        self._hidden = entry.elsewhere.hidden
-        self._last: Any = _NONE
-        if self._hidden is not None and not command.options["sort"]:
-            # So that a document which moves meanwhile, and is met twice, comes twice in a row.
-            command = replace(command, options={**command.options, "sort": [("_id", 1)]})
         self._directions = [direction for _, direction in command.options["sort"] or ()]
         if self._directions:
             # What the server sorts by, also where that is one of an array's items.
@@ -105,7 +95,6 @@ class BothReader:
     def take(self) -> Plan[Iterable[Any]]:
         """The documents that come next."""
         raws: list[Raw] = []
-        unseen: set[Any] | None = None
         while not self.wanting and not self.done:
             at = self._first()
             if at is None:
@@ -113,13 +102,6 @@ class BothReader:
                 break
             raw = self._pages[at].pop()
             raw.pop(KEYS, None)
-            if self._hidden is not None:
-                key = freeze(raw["_id"])
-                if at == 1 and unseen is None:
-                    unseen = {freeze(each) for each in (yield from self._hidden())}
-                if key == self._last or (at == 1 and key in (unseen or ())):
-                    continue
-                self._last = key
             if self._skip:
                 self._skip -= 1
                 continue

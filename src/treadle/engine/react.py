@@ -225,7 +225,7 @@ def _update_targets(
         for rule, (removed, added) in effect.moves.items():
             difference: Any = RECOMPUTE
             if not (new and frozen in new) and rule not in effect.anew:
-                difference = rule.difference(removed, added, server)
+                difference = rule.difference(removed, added)
             if difference is None:
                 continue
             moved.append(rule)

@@ -143,16 +143,13 @@ def _group(rules: Sequence[GatherRule], keys: Sequence[Any], older: Sequence[Raw
     """Per target what the accumulators of several rules give."""
     rule, numbered = rules[0], _numbered(rules)
     grouping = grouping_stages(rules, keys)
-    elsewhere = rule.source.counted_elsewhere
-    there = yield from rule.source.counted_there(keys)
-    places: list[tuple[str, list[Raw]]] = [(rule.source.collection, [])]
-    if elsewhere is not None:
-        places.append((elsewhere, [{"$match": there}] if there else []))
+    archive = rule.source.counted_elsewhere
+    collections = [rule.source.collection, *([] if archive is None else [archive])]
     rows: dict[Any, Raw] = {}
     # A transaction takes no $unionWith.
-    for collection, counting in places:
+    for collection in collections:
         for through in in_commands(rule.source, rule.key.match(keys), older):
-            for row in (yield from aggregate(collection, [*counting, *through, *grouping])):
+            for row in (yield from aggregate(collection, [*through, *grouping])):
                 mine = rows.setdefault(freeze(row["_id"]), row)
                 if mine is not row:
                     for name, accumulator in numbered.items():

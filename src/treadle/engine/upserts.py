@@ -57,10 +57,6 @@ class Upsert(Work[Upserted[D]]):
     def alone(self) -> bool:
         return self._update.alone and self.insert.alone
 
-    @property
-    def looked_for(self) -> Raw:
-        return self._update.filter
-
     def reveal(self) -> list[Any]:
         return self.insert.reveal() if self.created else []
 
@@ -74,11 +70,6 @@ class Upsert(Work[Upserted[D]]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         before = yield from find_one(self.entry.collection, self._update.filter)
         self.created = before is None
-        place = self.entry.elsewhere
-        if before is None and place is not None:
-            away = yield from find_one(place.collection, self.looked_for, {"_id": 1})
-            if away is not None:
-                raise crud.gone(self.entry, away["_id"])
         raw: Raw | None = None
         if before is not None:
             raw = yield from self._update.update_found(before, server, ledger)
@@ -97,9 +88,9 @@ def upsert(protocol: WriteProtocol, work: Upsert[D]) -> Plan[Upserted[D]]:
     for _ in range(protocol.graph.limits.upsert_attempts_max - 1):
         try:
             return (yield from protocol.write(work))
-        except DuplicateKey:
-            # Inside a transaction of the caller the server has ended it.
-            if (yield from is_inside()):
+        except DuplicateKey as error:
+            # Inside a transaction of the caller the server has ended it; an archived document is not updated.
+            if "archive" in (error.details or {}) or (yield from is_inside()):
                 raise
     return (yield from protocol.write(work))
 

@@ -230,7 +230,7 @@ class GatherRule(Rule):
         """Stored path and value of each part, for a target that nothing feeds."""
         return {self.path: None}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         """What to do to the target: None, RECOMPUTE, or something for `apply`."""
         return RECOMPUTE
 
@@ -322,7 +322,7 @@ class CountingRule(GatherRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: 0}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         return len(added) - len(removed) or None
 
     def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:

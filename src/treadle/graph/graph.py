@@ -50,7 +50,13 @@ NEEDED_BY: Mapping[Maintain, Mapping[str, str]] = {
 
 def needs_of(rule: Rule) -> dict[str, str]:
     """What a rule cannot be kept right without, and what to do instead."""
-    return {**rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
+    needs = {**rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
+    if rule.maintain == "stream" and isinstance(rule, GatherRule):
+        # The event of a deletion has the id alone; the pre-image has the key of the target.
+        needs["pre_images"] = (
+            "use MongoDB 6.0 or newer, which keeps them, or declare maintain='write' or maintain='schedule'"
+        )
+    return needs
 
 
 @frozen
@@ -321,8 +327,8 @@ class Graph:
             )
         if self.rules and not server.pipeline_updates:
             raise UsageError(
-                "this server has no updates by pipeline, by which Treadle maintains values; use MongoDB 5.0 "
-                "or later, or an engine that has them",
+                "this server has no updates by pipeline, by which Treadle maintains values; use MongoDB 6.0 "
+                "or newer, or an engine that has them",
                 code="pipeline-updates-missing",
             )
         for rule in self.rules:
@@ -330,6 +336,11 @@ class Graph:
                 what = f"{rule.place.label}: maintain='stream' follows change streams and"
                 instead = "declare maintain='write'"
                 server.require_transactions(what, instead, "streams-unavailable", DeclarationError)
+                if not server.streams:
+                    raise DeclarationError(
+                        f"{what} this server has none of a whole database with cluster times; {instead}",
+                        code="streams-unavailable",
+                    )
             for name, instead in needs_of(rule).items():
                 server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
         return server

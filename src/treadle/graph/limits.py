@@ -83,11 +83,9 @@ class Limits:
     migration_samples: int = 3  # documents that a dry run shows
     migration_sampled_max: int = 100  # documents among which it looks for them
     migration_listed_max: int = 1_000  # documents set aside that are listed at a time
-    migrations_kept: int = 1_000  # runs that the log of migrations remembers
     migration_lease_seconds: float = 60.0  # the lease of the process that migrates
     migration_wait_seconds: float = 10.0  # the longest sleep at a time of a migration with a rate
     migration_pause_seconds: float = 0.005  # the pause after a conflict
-    migration_look_seconds: float = 0.05  # the pause between looks at what others write during a swap
     migration_large_bytes: int = 4 * 1024 * 1024  # larger documents are sent alone after a refusal
 
     # -- verify, rebuild and status
@@ -136,7 +134,6 @@ class Limits:
     worker_totals_max: int = 100_000  # targets whose counts and sums it remembers
     worker_copies_max: int = 50  # sources of copies in one transaction
     worker_gone_max: int = 1_000  # references to a deleted document that are followed in one transaction
-    contributions_page: int = 1_000  # sources noted at a time where the server keeps no former states
 
     # -- schedules
     schedule_lease_seconds: float = 15.0  # the lease of a run
@@ -206,7 +203,6 @@ class Limits:
     # -- archives
     archive_chunk: int = 1_000  # documents that move to the archive in one transaction
     archive_chunk_bytes: int = 16_000_000  # their size together, if they are more than one
-    archive_intent_seconds: float = 30.0  # after which a move to another cluster is taken for given up
 
     # -- histories
     history_trim_page: int = 1_000  # states that keep= no longer holds which are removed at a time

@@ -99,11 +99,6 @@ class Elsewhere:
     collection: str
     # Whether derived values go on counting what is there.
     counted: bool
-    # The ids of documents there that are not to be seen, where nothing reads both places at one moment.
-    hidden: Callable[[], Plan[list[Any]]] | None = None
-    # The condition that those there meet which count, as values of these keys are computed; inside a
-    # transaction nobody moves a document until it ends.
-    seen: Callable[[Sequence[Any]], Plan[Raw]] | None = None
 
 
 class Models(Protocol):
@@ -483,11 +478,6 @@ class Entry(Generic[D]):
     def counted_elsewhere(self) -> str | None:
         """The other collection whose documents derived values count, if there is one."""
         return self.elsewhere.collection if self.elsewhere is not None and self.elsewhere.counted else None
-
-    def counted_there(self, keys: Sequence[Any]) -> Plan[Raw]:
-        """The condition that documents elsewhere meet which count for the values of these keys."""
-        seen = None if self.elsewhere is None else self.elsewhere.seen
-        return {} if seen is None else (yield from seen(keys))
 
     def _looked_up(
         self, key: Any, rules: Sequence[Rule], kind: type[Kind], maintain: Maintain | None

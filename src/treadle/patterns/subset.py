@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -53,7 +54,9 @@ class Subset(Pattern):
 
 class SubsetRule(GatherRule):
     pattern = "subset"
-    uses = frozenset({"array_sorts", "lookup_pipelines"})
+    needs: Mapping[str, str] = MappingProxyType(
+        dict.fromkeys(("array_sorts", "lookup_pipelines"), "use MongoDB 6.0 or newer, which has it")
+    )
     names_sources = True
 
     def __init__(self, place: Place, graph: Models, declared: Subset) -> None:
@@ -125,8 +128,8 @@ class SubsetRule(GatherRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: []}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
-        if removed or self.embedded_sort is None or not server.array_sorts:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+        if removed or self.embedded_sort is None:
             return RECOMPUTE
         return [item for item, _ in added] or None
 
@@ -154,7 +157,7 @@ class SubsetRule(GatherRule):
     def found(self, keys: Sequence[Any], server: Capabilities) -> Plan[dict[Any, dict[str, Any]]]:
         """The exact items of each target."""
         apart = self.source.counted_elsewhere is not None or self._spread(server)
-        together = len(keys) > 1 and server.lookup_pipelines and not apart
+        together = len(keys) > 1 and not apart
         refill = self._refill_many if together else self._refill_each
         return {key: {self.path: items} for key, items in (yield from refill(keys)).items()}
 
@@ -185,9 +188,7 @@ class SubsetRule(GatherRule):
             chosen = {"$and": [mine, self.where]} if self.where else mine
             children = yield from self._first(self.source.collection, chosen, self.value_paths())
             if (place := self.source.counted_elsewhere) is not None:
-                there = yield from self.source.counted_there([key])
-                counting = {"$and": [chosen, there]} if there else chosen
-                children += yield from self._first(place, counting, self.value_paths())
+                children += yield from self._first(place, chosen, self.value_paths())
                 for path, direction in reversed(self.sort):
                     children.sort(key=lambda each: order_key(value_at(each, path)), reverse=direction == -1)
                 children = children[: self.size]

@@ -48,39 +48,6 @@ class Command:
     __slots__ = ()
 
 
-class Foreign(str):
-    """The name of a collection in another database of the same server: `archive.sales`."""
-
-    __slots__ = ()
-
-    @property
-    def database(self) -> str:
-        return self.partition(".")[0]
-
-    @property
-    def name(self) -> str:
-        return self.partition(".")[2]
-
-
-class Distant(Foreign):
-    """The name of a collection in another cluster, which the client reaches; no transaction does."""
-
-    __slots__ = ("client",)
-
-    client: Any
-
-    def __new__(cls, name: str, client: Any) -> Distant:
-        made = super().__new__(cls, name)
-        made.client = client
-        return made
-
-    def __hash__(self) -> int:
-        return hash((str(self), id(self.client)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Distant) and str(self) == str(other) and self.client is other.client
-
-
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -167,19 +134,6 @@ class Outside(Command):
     """Run the plan that `make` makes without the caller's session, even where a transaction is under way."""
 
     make: Callable[[], Plan[Any]]
-
-
-@frozen
-class Meanwhile(Command):
-    """Run the plan that `work` makes, without the caller's session, and those of `beside` one after another.
-
-    What is beside keeps the session. It is not interrupted: after the work has
-    ended, the one under way still comes to its end. If it fails, that is raised
-    when the work has ended.
-    """
-
-    work: Callable[[], Plan[Any]]
-    beside: Callable[[], Plan[None]]
 
 
 @frozen
@@ -357,11 +311,6 @@ def transact(make: Callable[[], Plan[R]]) -> Single[R]:
 def outside(make: Callable[[], Plan[R]]) -> Single[R]:
     """The result of a plan that no transaction of the caller takes part in."""
     return (yield Outside(make))
-
-
-def meanwhile(work: Callable[[], Plan[R]], beside: Callable[[], Plan[None]]) -> Single[R]:
-    """The result of a plan, beside which others run until it has ended."""
-    return (yield Meanwhile(work, beside))
 
 
 def server_facts() -> Single[Any]:

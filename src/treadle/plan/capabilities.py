@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from bson import Binary, ObjectId
@@ -22,21 +22,19 @@ from pymongo.errors import ConfigurationError, OperationFailure
 
 from treadle.errors import DeclarationError, TreadleError, UsageError
 from treadle.plan import Plan, Raw, database_command, find_one, transact, update_one
-from treadle.plan.server_errors import INDEX_CONFLICT, NAMESPACE_NOT_FOUND, UNAUTHORIZED, is_refusal
+from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED, is_refusal
 from treadle.values import frozen
 
 R = TypeVar("R")
 
-# MongoDB 5.0. Told by the protocol, which a server announces before any login.
-WIRE_VERSION_MIN = 13
+# MongoDB 6.0. Told by the protocol, which a server announces before any login.
+WIRE_VERSION_MIN = 17
 OPERATIONS_MAX = 100_000
 # No collection has this name.
 NOWHERE = "treadle.probe"
 REPLICA_SET_OF_ONE = (
     "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
 )
-
-StreamLevel = Literal["database", "cluster"]
 
 
 @frozen
@@ -47,13 +45,11 @@ class Capabilities:
     # How long a transaction may last; None where the server does not say.
     transaction_seconds: int | None = None
     retryable_writes: bool = False
-    # What the narrowest change stream that holds a whole database is of; None where there is none.
-    streams: StreamLevel | None = None
-    # The database's name, as the events of its collections have it; empty where nobody was told.
+    # Change streams of a database whose events have a cluster time.
+    streams: bool = False
+    # The database's name, as the events of its collections have it; empty where streams were not probed.
     database: str = ""
     pre_images: bool = False
-    # Whether replies and events carry the server's time, and updates what they changed.
-    cluster_time: bool = False
     # Whether an event of more than 16 MB comes in pieces.
     split_events: bool = False
     pipeline_updates: bool = False
@@ -112,7 +108,6 @@ NAMES: Mapping[str, str] = {
     "retryable_writes": "retryable writes",
     "streams": "change streams",
     "pre_images": "pre-images in change streams",
-    "cluster_time": "clusterTime and updateDescription in events",
     "split_events": "$changeStreamSplitLargeEvent",
     "pipeline_updates": "updates by pipeline",
     "merges": "$merge",
@@ -127,7 +122,7 @@ NAMES: Mapping[str, str] = {
     "operations_max": "operations in one batch",
 }
 # Every Store knows these, whatever it declares.
-BASIC = frozenset({"transactions", "retryable_writes", "pipeline_updates", "cluster_time", "operations_max"})
+BASIC = frozenset({"transactions", "retryable_writes", "pipeline_updates", "operations_max"})
 EVERYTHING = frozenset(NAMES)
 
 
@@ -142,8 +137,8 @@ def greet() -> Plan[Raw]:
     hello = yield from database_command({"hello": 1}, writes=False, admin=True)
     if hello.get("maxWireVersion", 0) < WIRE_VERSION_MIN:
         raise UsageError(
-            f"this server is older than MongoDB 5.0 (its wire version is {hello.get('maxWireVersion', 0)}); "
-            "upgrade it: Treadle needs MongoDB 5.0 or later",
+            f"this server is older than MongoDB 6.0 (its wire version is {hello.get('maxWireVersion', 0)}); "
+            "upgrade it: Treadle needs MongoDB 6.0 or newer",
             code="server-too-old",
         )
     return hello
@@ -169,8 +164,6 @@ def described_by(hello: Mapping[str, Any]) -> Capabilities:
     return Capabilities(
         standalone=not (sharded or "setName" in hello or "serviceId" in hello),
         sharded=sharded,
-        # On replies of every replica set, and on none of servers that have no history.
-        cluster_time="operationTime" in hello,
         operations_max=int(hello.get("maxWriteBatchSize", OPERATIONS_MAX)),
     )
 
@@ -234,34 +227,25 @@ def _try_stages(found: Capabilities) -> Plan[Raw]:
 
 
 def _try_streams(found: Capabilities) -> Plan[Raw]:
-    """Open a change stream, of the database if that can be, and close it again."""
+    """Open a change stream of the database, and close it again.
+
+    Replies of every replica set have an operation time. A server without has no time in its events either.
+    """
     if found.standalone:
         return {}
-    for level in ("database", "cluster"):
-        stages: list[Raw] = [{"$changeStream": cluster_option(level)}]
-        command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
-        database = ""
-        try:
-            reply = yield from database_command(command, writes=False, admin=level == "cluster")
-        except OperationFailure as error:
-            if not _has_it(error):
-                continue
-        else:
-            database = reply["cursor"].get("ns", "").partition(".")[0]
-            close = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
-            yield from database_command(close, writes=False, admin=level == "cluster")
-        split: Raw = {"$changeStreamSplitLargeEvent": {}}
-        if level == "database":
-            splits = yield from _explains([*stages, split], 1)
-            return {"streams": level, "split_events": splits, "database": database}
-        found_nothing = yield from database_command({"find": NOWHERE, "limit": 1}, writes=False)
-        return {"streams": level, "database": found_nothing["cursor"]["ns"].removesuffix(f".{NOWHERE}")}
-    return {}
-
-
-def cluster_option(level: StreamLevel | str | None) -> Raw:
-    """What `$changeStream` must say for the whole cluster."""
-    return {"allChangesForCluster": True} if level == "cluster" else {}
+    stages: list[Raw] = [{"$changeStream": {}}]
+    command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
+    try:
+        reply = yield from database_command(command, writes=False)
+    except OperationFailure as error:
+        return {"streams": _has_it(error)}
+    close = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
+    yield from database_command(close, writes=False)
+    if "operationTime" not in reply:
+        return {}
+    splits = yield from _explains([*stages, {"$changeStreamSplitLargeEvent": {}}], 1)
+    database = reply["cursor"].get("ns", "").partition(".")[0]
+    return {"streams": True, "split_events": splits, "database": database}
 
 
 def _try_collection_options(found: Capabilities) -> Plan[Raw]:
@@ -270,7 +254,7 @@ def _try_collection_options(found: Capabilities) -> Plan[Raw]:
         "validators": {"validator": {"$jsonSchema": {}}},
         "time_series": {"timeseries": {"granularity": "hours"}},
     }
-    if found.streams is not None:
+    if found.streams:
         options["pre_images"] = {"changeStreamPreAndPostImages": {"enabled": True}}
     together = {name: value for option in options.values() for name, value in option.items()}
     if (yield from _knows_option(together)):
@@ -313,22 +297,6 @@ _PROBES: Mapping[tuple[str, ...], Callable[[Capabilities], Plan[Raw]]] = {
     ("transaction_seconds",): _read_lifetime,
 }
 assert {each.name for each in fields(Capabilities)} - {"standalone", "sharded", "database"} == EVERYTHING
-
-
-def accepts_partial(filter: Mapping[str, Any]) -> Plan[bool]:
-    """Whether the server takes this filter for a partial index.
-
-    Two indexes of one name are never made. Which of the two is refused, and
-    why, tells; for `setup()` alone, which has the right to make indexes.
-    """
-    first = {"key": {"a": 1}, "name": "probe", "partialFilterExpression": dict(filter)}
-    command = {"createIndexes": NOWHERE, "indexes": [first, {"key": {"b": 1}, "name": "probe"}]}
-    try:
-        yield from database_command(command, writes=False)
-    except OperationFailure as error:
-        return error.code in INDEX_CONFLICT or _has_it(error)
-    yield from database_command({"drop": NOWHERE}, writes=False)
-    return True
 
 
 def _has_it(error: OperationFailure) -> bool:

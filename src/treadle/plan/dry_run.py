@@ -18,7 +18,6 @@ from treadle.plan import (
     Call,
     Command,
     DatabaseCommand,
-    Meanwhile,
     Plan,
     Read,
     Transact,
@@ -38,8 +37,6 @@ def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
         while True:
             if isinstance(command, Transact):
                 result = yield from dry(command.make(), writes)
-            elif isinstance(command, Meanwhile):
-                result = yield from dry(command.work(), writes)
             elif _writes(command):
                 writes.append(command)
                 result = nothing_matched(command)

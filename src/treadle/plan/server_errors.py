@@ -109,22 +109,17 @@ ABOUT_THE_WHOLE = frozenset(
         "migration-running",
         "overflow-layout",
         "pipeline-updates-missing",
-        "read-interrupted",
         "rollup-index-missing",
         "server-too-old",
-        "stream-silent",
         "streams-unavailable",
         "transaction-elsewhere",
         "transactions-needed",
         "transactions-unavailable",
         "write-contended",
-        "write-held-up",
         "write-outcome-unknown",
     }
 )
 
-# What the validator of a collection says that is about to be swapped.
-SWAPPING = "treadle: this collection is being swapped"
 TRANSIENT = "TransientTransactionError"
 OUTCOME_UNKNOWN = "UnknownTransactionCommitResult"
 
@@ -224,31 +219,6 @@ def is_refusal(error: BaseException) -> bool:
         and not error.has_error_label("RetryableWriteError")
         and error.code not in SERVER_WIDE - {OPERATION_NOT_SUPPORTED_IN_TRANSACTION}
     )
-
-
-def is_swapping(error: BaseException) -> bool:
-    """Whether a write was refused, as a whole, because its collection is about to be swapped.
-
-    It may be sent again.
-    """
-    if isinstance(error, TreadleError):
-        return error.code == "write-held-up"
-    if DOCUMENT_VALIDATION_FAILURE not in codes_of(error):
-        return False
-    details: Raw = getattr(error, "details", None) or {}
-    done = sum(details.get(each, 0) for each in ("nInserted", "nMatched", "nRemoved", "nUpserted"))
-    return not done and all(SWAPPING in str(each.get("errInfo")) for each in refusals(error))
-
-
-# What changes several documents: where one is refused, those before it are changed, and nobody says which.
-_OF_MANY = frozenset({"update_many", "delete_many", "bulk_write", "insert_many"})
-
-
-def was_held_up(error: BaseException, method: str) -> bool:
-    """Whether nothing came of a command because its collection is being swapped; it may be sent again."""
-    if method != "update_many" and is_swapping(error):
-        return True
-    return QUERY_PLAN_KILLED in codes_of(error) and method not in _OF_MANY
 
 
 def exists_already(error: BaseException) -> bool:
@@ -392,12 +362,6 @@ def translate_update(error: Exception, model: str, documents: Sequence[Mapping[s
 def _refused_by_validator(refusal: Mapping[str, Any], model: str) -> DataError:
     """Which rule of the collection's validator refused the document."""
     details = refusal.get("errInfo", {}).get("details", {})
-    if SWAPPING in str(details):
-        return DataError(
-            f"the collection of {model} is being swapped by migrate(strategy='swap'), which holds writes up "
-            "for a moment; try again",
-            code="write-held-up",
-        )
     paths = sorted(_failed_paths(details, "")) if isinstance(details, dict) else []
     named = f" ({', '.join(paths)})" if paths else ""
     return DataError(

@@ -54,7 +54,6 @@ from treadle.plan.server_errors import (
     DUPLICATE_KEY,
     copied,
     is_about_one_document,
-    is_swapping,
     refusals,
     surely_not_committed,
 )
@@ -244,7 +243,6 @@ def _insert_batch(
 ) -> Plan[None]:
     places = list(batch)
     refused: dict[int, Exception] = {}
-    waiting: set[int] = set()
     try:
         yield from insert_many(commands[0].collection, list(batch.values()), ordered=False)
     except BulkWriteError as error:
@@ -252,12 +250,10 @@ def _insert_batch(
             # Stored, but not by a majority: nobody's insert is acknowledged.
             refused = dict.fromkeys(places, _not_acknowledged(each))
         refused |= {places[each["index"]]: _as_if_alone(each) for each in refusals(error)}
-        waiting = {place for place, each in refused.items() if is_swapping(each)}
     except Exception as error:
         refused = dict.fromkeys(places, error)
     for place in places:
-        if place not in waiting:
-            outcomes[place] = Failed(copied(refused[place])) if place in refused else None
+        outcomes[place] = Failed(copied(refused[place])) if place in refused else None
 
 
 def _as_if_alone(refusal: Raw) -> PyMongoError:

@@ -48,7 +48,7 @@ SENTENCES = {
     "options": "{mongod} refuses its options ({detail}); correct parameters= or arguments=.",
     "port": "The port given by arguments= is taken; leave --port out or give another.",
     "processor": "{mongod} needs processor instructions (AVX) that this machine lacks; "
-    "set TREADLE_MONGOD to MongoDB 5.0 or to a build for this machine.",
+    "set TREADLE_MONGOD to a build for this machine.",
     "other": "mongod ({mongod}) could not start in {folder}: {detail}; "
     "choose another folder, or set TREADLE_MONGOD to another mongod.",
 }

@@ -41,7 +41,10 @@ class AsyncOperations(AsyncPast):
         upkeep.proof.check(sample, since, resume)
         entries = self.graph.chosen(models)
         only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
-        server = await self._capabilities()
+        if since is None:
+            server = await self._capabilities()
+        else:
+            server = await self._capabilities_with("streams", "pre_images")
         whole = sample is None and since is None
         options: dict[str, Any] = {"sample": sample, "since": since, "resume": resume}
         async with self._owning() as owner:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
+from bson.errors import InvalidBSON
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.resuming import ENDED, Reading
+from treadle.plan.resuming import Reading
 from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner
 
@@ -61,15 +62,15 @@ async def read_pages(
         try:
             with shell.encoding():
                 opened = await runner.opened(reading.command, session, raw=reading.apart)
-        except ENDED as error:
-            reading.go_on(error, _is_inside(session))
+        except InvalidBSON as error:
+            reading.go_on(error)
             continue
         async with opened as cursor:
             while not reader.done:
                 try:
                     page = await cursor.to_list(reader.page)
-                except ENDED as error:
-                    reading.go_on(error, _is_inside(session))
+                except InvalidBSON as error:
+                    reading.go_on(error)
                     break
                 except ENCODING_ERRORS as error:
                     raise not_storable(error, reading.command.collection) from error
@@ -82,7 +83,3 @@ async def read_pages(
                     noted.append(unreadable)
             else:
                 return
-
-
-def _is_inside(session: AsyncClientSession | None) -> bool:
-    return session is not None and session.in_transaction

@@ -30,10 +30,7 @@ from treadle.plan import (
     Call,
     Command,
     DatabaseCommand,
-    Distant,
-    Foreign,
     IsInside,
-    Meanwhile,
     Outside,
     Plan,
     Raw,
@@ -47,11 +44,10 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
-from treadle.plan.server_errors import QUERY_PLAN_KILLED, is_passing, was_held_up
+from treadle.plan.server_errors import is_passing
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.async_transactions import in_transaction
-from treadle.store.background import alongside_async
 from treadle.store.combine import AsyncCombiner
 from treadle.store.deadline import Retries
 from treadle.store.ended import Transactions
@@ -66,23 +62,6 @@ def _is_shared(command: Command, answers: bool) -> TypeGuard[Shareable]:
     if type(command) is Call:
         return bool(command.ids) and (answers or command.writes)
     return type(command) is Read and answers and bool(command.ids)
-
-
-def _named(database: AsyncDatabase[Any], name: str) -> AsyncCollection[Raw]:
-    """A collection of this database, or of another one beside it."""
-    if not isinstance(name, Foreign):
-        return database[name]
-    client = database.client
-    if isinstance(name, Distant):
-        client = name.client
-    beside = client.get_database(
-        name.database,
-        database.codec_options,
-        database.read_preference,
-        database.write_concern,
-        database.read_concern,
-    )
-    return beside[name.name]
 
 
 class AsyncRunner:
@@ -125,13 +104,13 @@ class AsyncRunner:
         """The collection as the caller's own reads see it."""
         collection = self._collections.get(name)
         if collection is None:
-            collection = self._collections[name] = _named(self.database, name)
+            collection = self._collections[name] = self.database[name]
         return collection
 
     def _own(self, name: str) -> AsyncCollection[Raw]:
         collection = self._decisive.get(name)
         if collection is None:
-            collection = self._decisive[name] = _named(self._primary, name)
+            collection = self._decisive[name] = self._primary[name]
         return collection
 
     async def read(self, plan: Plan[R], session: Session = None) -> R:
@@ -193,31 +172,12 @@ class AsyncRunner:
         return await self._perform(command, session)
 
     async def _call(self, command: Call, session: Session, collection: AsyncCollection[Raw]) -> Any:
-        if isinstance(command.collection, Distant):
-            # A session, and its transaction, are those of one cluster.
-            session = None
         try:
             return await getattr(collection, command.method)(
                 *command.arguments, session=session, **command.options
             )
         except InvalidBSON as error:
             return await self._reread(command, session, collection, error)
-        except OperationFailure as error:
-            inside = session is not None and session.in_transaction
-            if inside or not was_held_up(error, command.method):
-                raise
-            refused = error
-        retries = Retries(self._limits)
-        while not retries.over():
-            await asyncio.sleep(retries.pause(random.random()))
-            try:
-                return await getattr(collection, command.method)(
-                    *command.arguments, session=session, **command.options
-                )
-            except OperationFailure as error:
-                if not was_held_up(error, command.method):
-                    raise
-        raise refused
 
     def together(self, command: Shareable) -> Awaitable[Any]:
         """What a command comes to that goes together with those of other tasks who come at the same time.
@@ -258,7 +218,7 @@ class AsyncRunner:
 
     async def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
-            if session is not None and command.writes and not isinstance(command.collection, Distant):
+            if session is not None and command.writes:
                 self.transactions.note(session, command)
             return await self._call(command, session, self._own(command.collection))
         if type(command) is Read:
@@ -274,10 +234,6 @@ class AsyncRunner:
             return await self.run(command.make(), session) if beside else None
         if type(command) is Outside:
             return await self.run(command.make())
-        if type(command) is Meanwhile:
-            # A session serves one command at a time.
-            async with alongside_async(lambda: self.run(command.beside(), session)):
-                return await self.run(command.work())
         if type(command) is ServerFacts:
             return await self._facts()
         if type(command) is IsInside:
@@ -320,17 +276,10 @@ class AsyncRunner:
         except InvalidBSON:
             raws = await (await self.opened(command, session, own=own, raw=True)).to_list()
             return decoded(command.collection, raws, codec_options(command))
-        except OperationFailure as error:
-            if error.code != QUERY_PLAN_KILLED or (session is not None and session.in_transaction):
-                raise
-            # Its collection was swapped while it was read; the one of that name now has all of it.
-            return await (await self.opened(command, session, own=own)).to_list()  # type: ignore[no-any-return]
 
     def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
         collection = (self._own if own else self.collection)(command.collection)
-        if isinstance(command.collection, Distant):
-            session = None
         if raw:
             collection = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
         elif command.naive:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -17,7 +17,6 @@ from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
-from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -35,7 +34,6 @@ from treadle.store.async_operations import AsyncOperations
 from treadle.store.async_transactions import abort, commit
 from treadle.store.async_tree import AsyncTreeHandle
 from treadle.store.async_worker import AsyncWorker
-from treadle.store.background import repeating_async
 from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
 from treadle.store.joined import joining
@@ -151,8 +149,6 @@ class AsyncStore(AsyncOperations):
         with warnings; `validation="enforce"` makes it binding, and
         `validation="keep"` changes no validator of a collection that is there.
         """
-        if not dry_run:
-            await self._end_swaps()
         done = await self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run
         return done
@@ -306,65 +302,23 @@ class AsyncStore(AsyncOperations):
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
-        strategy: Literal["update", "swap"] = "update",
     ) -> upkeep.migrations.run.Migrated:
-        """Bring all documents of a model to a version, up or down, while readers and writers go on.
-
-        With `strategy="swap"` the server writes them to a new collection, which takes the place of the old
-        one: quicker where all of them change. For a moment inserts and updates wait.
-        """
+        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry = self.graph.entry(model)
-        server = await (self._capabilities_with("streams") if strategy == "swap" else self._capabilities())
+        server = await self._capabilities()
         if dry_run:
+            options = upkeep.migrations.run.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            return await self.runner.run(
+                upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
+            )
+        async with self._recorded("migrate", [model], throttle, progress) as job:
             options = upkeep.migrations.run.Options(
-                "", shell.is_dead, batch, None, retry, stop, progress, strategy
+                job.owner, shell.is_dead, batch, throttle, retry, stop, job
             )
             return await self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             )
-        async with self._ending_swaps(), self._recorded("migrate", [model], throttle, progress) as job:
-            options = upkeep.migrations.run.Options(
-                job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy
-            )
-            plan = upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
-            if strategy != "swap":
-                return await self.runner.run(plan)
-            # What reads the change stream needs a session of its own.
-            async with self.runner.database.client.start_session() as session:
-                return await self.runner.run(plan, session)
-
-    async def migrate_once(self, name: str, work: Callable[[Any], Awaitable[object]]) -> bool:
-        """Run `work(store)` once per database, under a lease; whether it ran now.
-
-        Whoever else calls it meanwhile waits, and then finds it done. The log
-        of migrations has it by its name. Work that fails or is killed is begun
-        again by the next call, so a part of it may be done twice.
-        """
-        await self._capabilities()
-        limits = self.graph.limits
-        async with self._owning() as owner:
-            seconds = limits.migration_lease_seconds
-            lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
-            once = upkeep.migrations.once.Once(name, lease, work)
-            if not await self.runner.run(once.begin()):
-                return False
-            renewing = repeating_async(
-                seconds / limits.lease_renewals, lambda: self.runner.run(lease.renew())
-            )
-            try:
-                async with renewing:
-                    returned = work(self)
-                    if True:  # ASYNC
-                        once.check(returned, awaits=True)
-                    else:
-                        once.check(returned, awaits=False)
-                    result = await returned
-            except BaseException as error:
-                await self.runner.run(once.fail(error))
-                raise
-            await self.runner.run(once.finish(result))
-            return True
 
     async def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""
@@ -373,11 +327,6 @@ class AsyncStore(AsyncOperations):
     async def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
         """The documents that could not be migrated, and why."""
         return await self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
-
-    async def migration_log(self, *models: type[Document]) -> list[upkeep.migrations.log.MigrationRun]:
-        """Which migrations ran, when, by whom and for how long; newest first."""
-        names = [self.graph.entry(model).model.__name__ for model in models]
-        return await self.runner.run(upkeep.migrations.log.listed(self.graph.limits, names))
 
     # -- fields that are stored otherwise ---------------------------------------------------
 

@@ -19,7 +19,6 @@ from treadle.graph.limits import Limits
 from treadle.plan.server_errors import (
     OUTCOME_UNKNOWN,
     is_outcome_unknown,
-    is_swapping,
     is_transient,
     lacks_sessions,
 )
@@ -92,5 +91,4 @@ def _may_run_again(error: BaseException) -> bool:
     # Who chose how long to wait for a server is not made to wait again.
     if isinstance(error, ServerSelectionTimeoutError):
         return False
-    passing = lacks_sessions(error) or is_swapping(error)
-    return passing or (is_transient(error) and not is_outcome_unknown(error))
+    return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))

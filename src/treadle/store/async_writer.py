@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from bson import ObjectId
-from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure, PyMongoError
@@ -26,7 +25,7 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Call, Distant, Plan
+from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
@@ -59,9 +58,6 @@ class AsyncWriter:
             for entry in self.graph.entries.values()
         }
         check_sharded(self.graph)
-        for entry in self.graph.entries.values():
-            if entry.elsewhere is not None and isinstance(entry.elsewhere.collection, Distant):
-                shell.check_client(entry.elsewhere.collection.client, AsyncMongoClient)
         self.runner = AsyncRunner(
             database, self._capabilities, self._share, self.graph.limits, self.graph.shards
         )
@@ -280,25 +276,4 @@ class AsyncWriter:
     async def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = await self._recover()
-        done += await self._end_swaps()
         return done + await self.runner.run(upkeep.retries.retry_all(self.graph, await self._capabilities()))
-
-    async def _end_swaps(self) -> int:
-        """Undo what migrations by swap left that were killed or cancelled; how many things."""
-        async with self._owning() as owner:
-            return await self.runner.run(
-                upkeep.migrations.closing.restore_all(self.graph.limits, owner, shell.is_dead)
-            )
-
-    @asynccontextmanager
-    async def _ending_swaps(self) -> AsyncGenerator[None]:
-        """Where a swap is cancelled, let writes through again, and drop its new collection."""
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            # If it fails, recover() does it.
-            with contextlib.suppress(PyMongoError):
-                await self._end_swaps()
-            raise

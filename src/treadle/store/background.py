@@ -59,57 +59,6 @@ async def repeating_async(seconds: float, call: Callable[[], Awaitable[object]])
             await task
 
 
-@contextlib.contextmanager
-def alongside(call: Callable[[], object]) -> Generator[None]:
-    """Call something again and again until the block ends; no call is interrupted, an error ends them.
-
-    The error is raised at the end of the block, unless that has one of its own.
-    """
-    done, errors = threading.Event(), list[Exception]()
-
-    def repeat() -> None:
-        try:
-            while not done.is_set():
-                call()
-        except Exception as error:
-            errors.append(error)
-
-    # In the caller's context, whose deadline holds for this too.
-    run = contextvars.copy_context().run
-    thread = threading.Thread(target=run, args=(repeat,), name="treadle-beside", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-@contextlib.asynccontextmanager
-async def alongside_async(call: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
-    """The same in a task, which is cancelled where the block fails."""
-    done = False
-
-    async def repeat() -> None:
-        while not done:
-            await call()
-
-    task = asyncio.create_task(repeat())
-    try:
-        yield
-    except BaseException:
-        # Said as well, for a call that is just ending may swallow the cancellation.
-        done = True
-        task.cancel()
-        # An error of its own is not the one to raise.
-        await asyncio.gather(task, return_exceptions=True)
-        raise
-    done = True
-    await task
-
-
 def is_sigterm_unhandled() -> bool:
     """Whether this is the main thread, and nobody handles SIGTERM."""
     is_main = threading.current_thread() is threading.main_thread()

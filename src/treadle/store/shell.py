@@ -52,15 +52,6 @@ OWNERS_REMEMBERED = 1_000
 AT_ONCE_SECONDS = 0.000_1
 
 
-def check_client(client: Any, kind: type) -> None:
-    """Refuse a client of the other shell."""
-    if not isinstance(client, kind):
-        raise UsageError(
-            f"the archive has client={type(client).__name__}; this Store takes a {kind.__name__}",
-            code="archive-client",
-        )
-
-
 def check_database(database: Any, kind: type) -> None:
     """Refuse what is no database of this kind, and a client that would not retry writes."""
     if not isinstance(database, kind):

@@ -26,7 +26,6 @@ from treadle.graph.pattern import REVISION, Rule
 from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
-from treadle.upkeep.contributions import record_seen
 from treadle.upkeep.dirty import Dirty, Mark
 from treadle.upkeep.totals import Counted, Totals, countable
 from treadle.values import frozen
@@ -103,8 +102,6 @@ class Targets:
             unforced=unforced,
             gather=None if counted is None else counted.gather,
         )
-        if not server.cluster_time:
-            yield from record_seen(recomputation.gathers, keys)
 
 
 @frozen

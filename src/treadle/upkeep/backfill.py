@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing
-from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import page, readable_page
-from treadle.engine.set_aside import set_aside
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-from treadle.query.paths import outermost
-from treadle.upkeep import contributions
-from treadle.upkeep.events import Watch
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine_each
 
@@ -25,34 +19,11 @@ from treadle.upkeep.verify import examine_each
 class Backfill:
     """The documents of a collection, page by page."""
 
-    def __init__(
-        self, graph: Graph, server: Capabilities, watch: Watch, count: Callable[[str, int], None]
-    ) -> None:
+    def __init__(self, graph: Graph, server: Capabilities, count: Callable[[str, int], None]) -> None:
         self.graph = graph
         self.limits = graph.limits
         self.server = server
-        self.watch = watch
         self._count = count
-
-    def fill_ledger(self, entry: Entry[Any], last: list[Any] | None) -> Plan[list[Any] | None]:
-        """Note what a page of sources feeds; the id of the last one, in a list, or None at the end."""
-        rules = [rule for rule in self.watch.ledgered if rule.source.collection == entry.collection]
-        projection = dict.fromkeys(outermost({"_id"}.union(*(rule.key.paths for rule in rules))), 1)
-        if may_be_older(entry.root):
-            projection = {}
-        reading = page(entry, last, self.limits.contributions_page, projection, whole=True)
-        documents, reached = yield from readable_page(entry.model.__name__, reading, last)
-
-        def attempt(some: Sequence[Raw]) -> Plan[list[None]]:
-            yield from contributions.record(entry, rules, (yield from as_current(entry.root, some)))
-            return []
-
-        def alone(document: Raw, error: Exception) -> Plan[list[None]]:
-            yield from set_aside(entry.model.__name__, entry.collection, document["_id"], error)
-            return []
-
-        yield from in_pieces(self.limits, documents, attempt, alone)
-        return reached
 
     def verify(self, entry: Entry[Any], last: list[Any] | None) -> Plan[list[Any] | None]:
         """Verify and mend a page of documents; the id of the last one, in a list, or None at the end."""

@@ -12,12 +12,8 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.engine.indexes import existing_collections
-from treadle.errors import DataError
-from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
-from treadle.plan import Plan, Raw, database_command, delete_many, insert_one, server_facts
-from treadle.plan.capabilities import Capabilities, cluster_option
+from treadle.plan import Plan, Raw, database_command, insert_one, server_facts
 from treadle.plan.decoding import decoded_parts
 from treadle.query.paths import plain
 
@@ -25,6 +21,8 @@ from treadle.query.paths import plain
 BEATS = "treadle.beats"
 # What an operator asked of rules; a worker reads it in the stream.
 CONTROLS = "treadle.controls"
+# What the cursor of a stream on a database belongs to.
+CURSORS = "$cmd.aggregate"
 # Whole collections, or the database, were dropped or renamed.
 UPHEAVALS = frozenset({"drop", "rename", "dropDatabase", "invalidate"})
 UPDATED = {"$objectToArray": {"$ifNull": ["$updateDescription.updatedFields", {}]}}
@@ -41,33 +39,16 @@ class ChangeStream:
         self.token: Any = None
         # The pieces so far of an event that comes in several.
         self._pieces: Raw = {}
-        self._admin = False
-        # What the cursor belongs to.
-        self._of = "$cmd.aggregate"
 
-    def open(self, stages: list[Raw], collection: str | None = None) -> Plan[None]:
-        """Begin to read, of the whole cluster where there is no stream of a database alone.
-
-        Of one collection if it is named, which only a server with streams of a database takes.
-
-        What is too large comes in pieces, where the server can cut it.
-        """
+    def open(self, stages: list[Raw]) -> Plan[None]:
+        """Begin to read; an event that is too large arrives in pieces, where the server can split it."""
         server = yield from server_facts()
-        first, *others = stages
-        if server.streams == "cluster":
-            self._admin = True
-            first = {"$changeStream": {**first["$changeStream"], **cluster_option("cluster")}}
-            others = [{"$match": {"ns.db": server.database}}, *others]
-        if server.cluster_time and server.streams == "database" and server.database:
-            others = [each.of(server.database) if isinstance(each, Among) else each for each in others]
+        if server.database:
+            stages = [each.of(server.database) if isinstance(each, Among) else each for each in stages]
         if server.split_events:
-            others = [*others, {"$changeStreamSplitLargeEvent": {}}]
-        self._of = collection or "$cmd.aggregate"
-        command = {"aggregate": collection or 1, "pipeline": [first, *others], "cursor": {"batchSize": 0}}
-        self.cursor = (yield from self._command(command))["cursor"]["id"]
-
-    def _command(self, command: Raw, raw: bool = False) -> Plan[Raw]:
-        return (yield from database_command(command, writes=False, admin=self._admin, raw=raw))
+            stages = [*stages, {"$changeStreamSplitLargeEvent": {}}]
+        command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
+        self.cursor = (yield from database_command(command, writes=False))["cursor"]["id"]
 
     def read(self, most: int, await_seconds: float, *, raw: bool = False) -> Plan[list[Raw]]:
         """The next events, at most so many; after so many seconds none. The server may end the stream.
@@ -76,11 +57,11 @@ class ChangeStream:
         """
         command = {
             "getMore": self.cursor,
-            "collection": self._of,
+            "collection": CURSORS,
             "batchSize": most,
             "maxTimeMS": max(1, int(await_seconds * 1000)),
         }
-        reply = (yield from self._command(command, raw))["cursor"]
+        reply = (yield from database_command(command, writes=False, raw=raw))["cursor"]
         batch, token = reply["nextBatch"], reply.get("postBatchResumeToken")
         if raw:
             batch, token = list(map(decoded_parts, batch)), token and decoded_parts(token)
@@ -103,9 +84,9 @@ class ChangeStream:
 
     def close(self) -> Plan[None]:
         if self.cursor is not None:
-            command = {"killCursors": self._of, "cursors": [self.cursor]}
+            command = {"killCursors": CURSORS, "cursors": [self.cursor]}
             self.cursor = None
-            yield from self._command(command)
+            yield from database_command(command, writes=False)
 
 
 def places(place: Raw) -> list[Raw]:
@@ -119,25 +100,9 @@ def operation_time() -> Plan[Any]:
     return (yield from database_command({"ping": 1}, writes=False))["operationTime"]
 
 
-def present_place(limits: Limits) -> Plan[Raw]:
-    """Where a stream is to begin that shows everything from now on."""
-    if (yield from server_facts()).cluster_time:
-        return {"token": None, "start": (yield from operation_time())}
-    # Without a clock of its history: a stream that begins somewhere, and a document that comes by in it.
-    stream = ChangeStream()
-    yield from stream.open([{"$changeStream": {}}])
-    awaited = yield from beat()
-    for _ in range(limits.schedule_empty_reads_max):
-        for event in (yield from stream.read(limits.worker_batch_max, limits.worker_await_seconds)):
-            if event["operationType"] == "insert" and event["documentKey"]["_id"] == awaited:
-                yield from stream.close()
-                yield from delete_many(BEATS, {"_id": awaited})
-                return {"token": event["_id"], "start": None}
-    raise DataError(
-        "a document that was just written did not come by in the change stream; see whether change streams "
-        "are turned on for this database",
-        code="stream-silent",
-    )
+def present_place() -> Plan[Raw]:
+    """The place at which a stream begins that shows everything from now on."""
+    return {"token": None, "start": (yield from operation_time())}
 
 
 def beat() -> Plan[Any]:
@@ -186,17 +151,14 @@ def first_stages(
 def touched_projection() -> Raw:
     """What an event must show for `touched`."""
     return {
-        "described": {"$ne": [{"$type": "$updateDescription"}, "missing"]},
         "touched": {"$map": {"input": UPDATED, "in": "$$this.k"}},
         "removed": f"${REMOVED}",
         "cut": f"${CUT}",
     }
 
 
-def touched(event: Mapping[str, Any]) -> set[str] | None:
-    """The paths that an update touched, without positions; None where the server does not say."""
-    if not event.get("described", True):
-        return None
+def touched(event: Mapping[str, Any]) -> set[str]:
+    """The paths that an update touched, without positions."""
     names = [*(event.get("touched") or ()), *(event.get("removed") or ()), *(event.get("cut") or ())]
     return {plain(name) for name in names}
 
@@ -212,17 +174,6 @@ def is_reserved(path: str) -> bool:
 
 
 # -- former states ------------------------------------------------------------------------------
-
-
-def keeps_former_states(server: Capabilities) -> bool:
-    """Whether the server can be told to keep documents as they were before a change."""
-    return server.streams is not None and server.pre_images
-
-
-def pre_images() -> Plan[list[str]]:
-    """The collections whose former states the server keeps."""
-    collections = yield from existing_collections()
-    return [name for name, each in collections.items() if has_pre_images(each)]
 
 
 def has_pre_images(collection: Mapping[str, Any]) -> bool:

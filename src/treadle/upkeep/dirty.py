@@ -71,8 +71,6 @@ class Dirty:
     # Events of sources that were inserted, where a target's total is remembered (`totals.py`).
     inserted: dict[GatherRule, list[Mapping[str, Any]]] = field(default_factory=dict)
     documents: dict[Entry[Any], list[Any]] = field(default_factory=dict)
-    # Changed sources, in order, where the ledger of contributions is kept.
-    entries: list[tuple[GatherRule, Event]] = field(default_factory=list)
     # Changed documents, in order, for rules that take each change by itself.
     events: dict[Rule, list[Event]] = field(default_factory=dict)
     # Rules that need a backfill, because collections were dropped or renamed, or because nobody sent the

@@ -45,17 +45,15 @@ class Watch:
     def __init__(
         self,
         graph: Graph,
-        pre_images: Iterable[str] = (),
+        pre_images: bool = False,
         *,
         without: Collection[Rule] = (),
         only: Collection[Rule] | None = None,
     ) -> None:
-        self.pre_images = frozenset(pre_images)
+        self.pre_images = pre_images
         self.rules = [rule for rule in graph.rules if rule.maintain == "stream" and rule not in without]
         if only is not None:
             self.rules = [rule for rule in graph.rules if rule in only]
-        # Where the server keeps no former states, a ledger of contributions does.
-        self.ledgered: list[GatherRule] = []
         self.watchers: dict[str, list[_Watcher]] = {}
         own: dict[Entry[Any], _Own] = {}
         alike: dict[Any, _Gathered] = {}
@@ -64,16 +62,12 @@ class Watch:
                 self._add(_Replayed(rule))
                 continue
             if isinstance(rule, GatherRule):
-                ledgered = rule.source.collection not in self.pre_images
-                self.ledgered += [rule] if ledgered else []
                 # Rules that mark the same targets by the same keys look at each event once.
                 together: Any = rule.target, rule.source, rule.key.signature, rule.to
-                if ledgered:
-                    together = rule
                 if together in alike:
                     alike[together].add(rule)
                 else:
-                    alike[together] = _Gathered(rule, ledgered)
+                    alike[together] = _Gathered(rule)
                     self._add(alike[together])
             elif isinstance(rule, CopyRule):
                 self._add(_Copied(rule))
@@ -131,11 +125,7 @@ class Watch:
                 # The id tells whether there was such a former state at all.
                 projection |= {f"{AFTER}.{path}": 1 for path in outermost(paths or {"_id"})}
                 projection |= {f"{BEFORE}.{path}": 1 for path in outermost({"_id", *paths})}
-            if self.ledgered:
-                names = sorted(tops(set().union(*(rule.key.paths for rule in self.ledgered))))
-                inside = {"$in": [{"$arrayElemAt": [{"$split": ["$$this.k", "."]}, 0]}, names]}
-                projection["values"] = _of_update({"$filter": {"input": UPDATED, "cond": inside}})
-        before = bool(self.pre_images) and not lean
+        before = self.pre_images and not lean
         return [*self.stages(position, before=before), {"$project": projection}]
 
     def _matters(self) -> Raw:
@@ -144,11 +134,7 @@ class Watch:
         Documents whose views are counted all day would else come by at every
         view. Names are compared up to their first dot; `note` looks closer.
         """
-        concerned: list[Any] = [
-            # One that does not say what it touched may have touched anything.
-            {"$eq": [{"$type": "$updateDescription"}, "missing"]},
-            {"$and": [_in(CONTROLS), _touching({"paused"})]},
-        ]
+        concerned: list[Any] = [{"$and": [_in(CONTROLS), _touching({"paused"})]}]
         for collection, watchers in sorted(self.watchers.items()):
             paths = [each.paths for each in watchers if each.paths is not None]
             if len(paths) < len(watchers):
@@ -218,10 +204,9 @@ class _Watcher:
 class _Gathered(_Watcher):
     """Values that one target gathers from the collection by one key."""
 
-    def __init__(self, rule: GatherRule, ledgered: bool) -> None:
+    def __init__(self, rule: GatherRule) -> None:
         super().__init__(rule.source)
         self.rules: list[GatherRule] = []
-        self.ledgered = ledgered
         # A document of an older version is converted before its keys are read off; for that any field counts.
         self.whole = may_be_older(rule.source.root)
         self.shown = set(rule.key.paths)
@@ -235,7 +220,7 @@ class _Gathered(_Watcher):
 
     def count(self) -> None:
         """See of inserted sources what they add, where that can be added to a total."""
-        self.counted = not self.ledgered and set(self.rules) == set(countable(self.rules[0].target))
+        self.counted = set(self.rules) == set(countable(self.rules[0].target))
         if self.counted:
             self.shown.update(*(rule.value_paths() or () for rule in self.rules))
 
@@ -246,11 +231,6 @@ class _Gathered(_Watcher):
             dirty.inserted.setdefault(rule, []).append(raw)
             return
         written = event.kind in ("insert", "replace")
-        if self.ledgered:
-            if written and AFTER not in raw:
-                dirty.blind[rule] = self.collection
-            dirty.entries.append((rule, event))
-            return
         if written and AFTER in raw:
             dirty.sources.setdefault(rule, []).append(raw[AFTER])
         moved = event.kind != "insert" and (self.whole or event.touches(rule.key.paths))

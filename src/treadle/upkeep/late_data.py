@@ -36,7 +36,6 @@ from treadle.upkeep.change_stream import (
     beat,
     first_stages,
     is_reserved,
-    keeps_former_states,
     touched,
     touched_projection,
 )
@@ -73,11 +72,12 @@ def changed_since(
     changed = ChangedGroups()
     awaited = yield from beat()
     try:
-        before = keeps_former_states(server)
-        window = _single_window(group) if server.cluster_time else None
+        window = _single_window(group)
         if window is not None and last_run is not None:
             changed.keys = yield from _newest(group, bounds, last_run, awaited.generation_time)
-        yield from _read(group, partial(_stages, group, bounds, before), window, position, awaited, changed)
+        yield from _read(
+            group, partial(_stages, group, bounds, server.pre_images), window, position, awaited, changed
+        )
     except InvalidBSON:
         changed.unknown = "a changed document cannot be decoded"
     except OperationFailure as error:
@@ -262,9 +262,8 @@ def _note(
         changed.unknown = f"{group.source.collection}: a document of an older version changed"
         return
     moved = kind != "insert"
-    # One that does not say what it touched may have moved.
-    if kind == "update" and (changes := touched(event)) is not None:
-        paths = [path for path in changes if not is_reserved(path)]
+    if kind == "update":
+        paths = [path for path in touched(event) if not is_reserved(path)]
         if watched is not None and not any(overlap(path, each) for path in paths for each in watched):
             return
         moved = any(overlap(path, each) for path in paths for each in group.key.paths)

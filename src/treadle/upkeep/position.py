@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from treadle.graph.limits import Limits
 from treadle.graph.pattern import Pattern, Rule
 from treadle.plan import Plan, Raw, update_one
 from treadle.upkeep.change_stream import present_place
@@ -34,14 +33,14 @@ def signature(rule: Rule) -> str:
     return f"{rule.place.label}:{zlib.crc32(described.encode()):08x}"
 
 
-def first_row(limits: Limits) -> Plan[Raw]:
+def first_row() -> Plan[Raw]:
     """The row of a worker that has read nothing yet: it begins at the server's present place."""
-    return {**(yield from present_place(limits)), "rules": [], "owed": [], "ledgers": []}
+    return {**(yield from present_place()), "rules": [], "owed": []}
 
 
-def begin(limits: Limits, name: str = NAME) -> Plan[None]:
+def begin(name: str = NAME) -> Plan[None]:
     """Note the place in history from which the worker is to stream, unless it has one."""
-    first = {**(yield from first_row(limits)), "n": 0}
+    first = {**(yield from first_row()), "n": 0}
     yield from update_one(COLLECTION, {"_id": name}, {"$setOnInsert": first}, upsert=True)
 
 

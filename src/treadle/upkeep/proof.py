@@ -16,18 +16,16 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Rule
-from treadle.plan import Plan, Raw, find, server_facts
+from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.query.keys import freeze
-from treadle.upkeep import contributions, findings, jobs, validation
+from treadle.upkeep import findings, jobs, validation
 from treadle.upkeep.change_stream import (
     BEATS,
     CONTROLS,
     ChangeStream,
-    keeps_former_states,
     operation_time,
-    pre_images,
 )
 from treadle.upkeep.closed import NOT_YET, scheduled_bounds
 from treadle.upkeep.dirty import Dirty, mark_targets
@@ -127,10 +125,15 @@ def _verify_since(
     The server's history tells it. Where it does not tell what a source fed
     before, everything that its rule maintains is looked at.
     """
-    server.require_transactions("verify(since=) reads the server's history and", code="streams-unavailable")
-    kept = (yield from pre_images()) if keeps_former_states(server) else []
+    what = "verify(since=) reads the server's history and"
+    server.require_transactions(what, code="streams-unavailable")
+    if not server.streams:
+        raise UsageError(
+            f"{what} needs change streams, which this server does not have; verify everything, or a sample",
+            code="streams-unavailable",
+        )
     rules = [rule for entry in entries for rule in entry.rules]
-    dirty = yield from _changed_since(graph, rules, kept, since)
+    dirty = yield from _changed_since(graph, rules, server.pre_images, since)
     unknown = {rule.target for rule in [*dirty.upset, *dirty.blind]}
     found: list[Finding] = []
     targets, chosen = dirty.targets(), set(entries)
@@ -152,16 +155,10 @@ def _verify_since(
     return found
 
 
-def _changed_since(graph: Graph, rules: Sequence[Rule], kept: Sequence[str], since: datetime) -> Plan[Dirty]:
+def _changed_since(graph: Graph, rules: Sequence[Rule], pre_images: bool, since: datetime) -> Plan[Dirty]:
     """What the history since a moment makes dirty."""
     moment = since if since.tzinfo is not None else since.replace(tzinfo=UTC)
-    watch, dirty, stream = Watch(graph, kept, only=rules), Dirty(), ChangeStream()
-    if not (yield from server_facts()).cluster_time:
-        raise UsageError(
-            "since= goes by the times in the server's history, which this server does not tell; verify "
-            "everything, or a sample",
-            code="history-too-short",
-        )
+    watch, dirty, stream = Watch(graph, pre_images, only=rules), Dirty(), ChangeStream()
     until = yield from operation_time()
     place = {"token": None, "start": Timestamp(min(int(moment.timestamp()), until.time), 0)}
     limits = graph.limits
@@ -185,8 +182,6 @@ def _changed_since(graph: Graph, rules: Sequence[Rule], kept: Sequence[str], sin
             code="history-too-short",
         ) from None
     yield from stream.close()
-    # The ledger is the worker's: what it knew of sources is marked, and nothing is written.
-    yield from contributions.settle(dirty)
     yield from mark_targets(dirty)
     for rule, changed in dirty.copies.items():
         for each in (yield from find(rule.target.collection, rule.referring(*changed), {"_id": 1})):

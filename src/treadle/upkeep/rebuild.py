@@ -84,7 +84,7 @@ def rebuild(
     streamed = [rule for entry in chosen for rule in entry.rules if rule.maintain == "stream"]
     if streamed and server.streams:
         # What changes from here on is the worker's; what was before is seen by the scan.
-        yield from position.begin(graph.limits)
+        yield from position.begin()
     job = report if isinstance(report, Job) else None
     for entry in chosen:
         if job is None or entry.model.__name__ not in job.finished:

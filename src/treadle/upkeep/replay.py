@@ -9,14 +9,14 @@ only mark documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
-from treadle.plan import Plan, Raw, bulk_write, transact
+from treadle.plan import Plan, Raw, transact
 from treadle.plan.capabilities import Capabilities
-from treadle.upkeep import contributions, controls
+from treadle.upkeep import controls
 from treadle.upkeep.apply import apply
 from treadle.upkeep.change_stream import BEATS, ChangeStream, beat, key_of, places
 from treadle.upkeep.dirty import Dirty, mark_targets
@@ -26,16 +26,14 @@ from treadle.upkeep.events import Watch
 class Replay:
     """What one label stands for, on its way from the place of its pause to the present."""
 
-    def __init__(
-        self, graph: Graph, server: Capabilities, row: Raw, pre_images: Iterable[str], stopped: set[Rule]
-    ) -> None:
+    def __init__(self, graph: Graph, server: Capabilities, row: Raw, stopped: set[Rule]) -> None:
         self.graph = graph
         self.server = server
         self.label: str = row["_id"]
         self.rules = controls.together(graph, self.label)
         self.place: Raw = row["place"]
         self._others = places(self.place)[1:]
-        self.watch = Watch(graph, pre_images, only=self.rules)
+        self.watch = Watch(graph, server.pre_images, only=self.rules)
         # Rules that stay as they are meanwhile.
         self.without = frozenset(stopped - set(self.rules))
         self.handled = 0
@@ -87,7 +85,6 @@ class Replay:
                 beats.add(key_of(event))
             else:
                 self.watch.note(event, dirty)
-        rows = yield from contributions.settle(dirty)
         yield from mark_targets(dirty)
         self.unsettled |= {*dirty.upset, *dirty.blind}
         start = events[-1].get("clusterTime") if events else self.place["start"]
@@ -95,8 +92,6 @@ class Replay:
 
         def finish() -> Plan[None]:
             yield from fence()
-            if rows:
-                yield from bulk_write(contributions.COLLECTION, rows)
             yield from controls.move(self.label, place)
 
         if dirty:

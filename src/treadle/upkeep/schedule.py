@@ -239,7 +239,7 @@ class Scheduler:
         if not self.server.streams:
             why = why or "this server has no change streams"
         else:
-            position = yield from present_place(self.graph.limits)
+            position = yield from present_place()
             if not why and known is not None and row.get("position") is not None:
                 changed = yield from changed_since(
                     entry, self.server, row["position"], known, row.get("last_run")

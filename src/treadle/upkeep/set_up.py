@@ -26,20 +26,19 @@ from treadle.engine.indexes import (
     set_up_collection,
     set_up_indexes,
 )
-from treadle.errors import DeclarationError, UsageError
+from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
-from treadle.plan.capabilities import Capabilities, accepts_partial, read_capabilities
+from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.dry_run import dry
 from treadle.upkeep import fingerprints, replacing, validation, zones
-from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
+from treadle.upkeep.change_stream import has_pre_images
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
 from treadle.upkeep.late_data import needs_before
-from treadle.upkeep.migrations.closing import closing_of
 
 log = logger(__name__)
 # Whether validators that began with warnings are made binding, or those that are there are left alone.
@@ -51,7 +50,6 @@ STATE = frozenset(
     for name in (
         "batches",
         "changes",
-        "contributions",
         "guards",
         "intents",
         "leases",
@@ -113,7 +111,6 @@ def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
     for rule in graph.rules:
         yield from rule.before_setup(existing, missing)
-    yield from _check_partial(missing)
     actions: list[Action] = []
     for entry in entries:
         if entry.layout is not None:
@@ -129,26 +126,11 @@ def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[
         for name in sorted(STATE - existing.keys()):
             actions.append(Action("create collection", name, "for Treadle's own state"))
             yield from create(name)
-    if keeps_former_states(server):
-        # Elsewhere the worker keeps a ledger of contributions instead.
+    if server.pre_images:
         yield from _keep_former_states(graph, existing, actions)
     yield from fingerprints.compare(graph, actions)
     yield from replacing.declare(graph)
     return actions
-
-
-def _check_partial(missing: Mapping[str, list[IndexModel]]) -> Plan[None]:
-    """Refuse partial indexes that the server cannot make, before anything is changed."""
-    for collection, indexes in missing.items():
-        for document in [index.document for index in indexes]:
-            chosen = document.get("partialFilterExpression") or {}
-            several = any(isinstance(each, Mapping) and "$in" in each for each in chosen.values())
-            if several and not (yield from accepts_partial(chosen)):
-                raise DeclarationError(
-                    f"the index {document['name']!r} of {collection} names several kinds by $in, as partial "
-                    "indexes of this server cannot (MongoDB can from 6.0 on); declare it on each kind",
-                    code="capability-missing",
-                )
 
 
 def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
@@ -168,9 +150,6 @@ def set_up_validator(
     schema = collection_schema(entry) if validated else None
     change = yield from set_up_collection(entry, existing, schema, actions)
     if change is None or validation.is_newer(entry, change[0]["validator"]):
-        return
-    if closing_of(change[0]) is not None:
-        # Its documents are being swapped just now; whoever does that puts the validator back.
         return
     now, options = change
     gently = not enforce and (yield from _begins_with_warnings(entry, now, options))

@@ -14,7 +14,7 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
-from treadle.plan import Plan, Raw, find, find_one, server_facts
+from treadle.plan import Plan, Raw, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep import controls, fingerprints, position, replacing
@@ -290,7 +290,7 @@ def _pending_from(graph: Graph, place: Raw, only: Collection[Rule] | None = None
         {"$project": {"clusterTime": 1, "ns": 1, "documentKey": 1}},
     ]
     # What is written from here on is not counted, or beside busy writers counting would not end.
-    now = (yield from operation_time()) if (yield from server_facts()).cluster_time else None
+    now = yield from operation_time()
     stream = ChangeStream()
     yield from stream.open(stages)
     documents: dict[str, set[Any]] = {}
@@ -300,14 +300,13 @@ def _pending_from(graph: Graph, place: Raw, only: Collection[Rule] | None = None
     while stream.cursor is not None and number < limits.status_events_max:
         await_seconds = limits.status_await_milliseconds / 1000
         events = yield from stream.read(limits.status_events_page, await_seconds, raw=True)
-        batch = [event for event in events if now is None or event["clusterTime"] <= now]
+        batch = [event for event in events if event["clusterTime"] <= now]
         if not batch:
             break
         number += len(batch)
         for event in batch:
             where = (event.get("ns") or {}).get("coll", "")
-            if now is not None:
-                firsts.setdefault(where, event["clusterTime"].as_datetime())
+            firsts.setdefault(where, event["clusterTime"].as_datetime())
             events_of[where] = events_of.get(where, 0) + 1
             keys = documents.setdefault(where, set())
             if "documentKey" in event:

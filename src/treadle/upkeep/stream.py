@@ -22,11 +22,11 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
 from treadle.model.logs import logger
-from treadle.plan import Plan, Raw, bulk_write, delete_many, find_one, find_one_and_update, wait
+from treadle.plan import Plan, Raw, delete_many, find_one, find_one_and_update, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId
 from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE
-from treadle.upkeep import contributions, controls
+from treadle.upkeep import controls
 from treadle.upkeep.apply import Finish, apply
 from treadle.upkeep.backfill import Backfill
 from treadle.upkeep.change_stream import (
@@ -35,9 +35,7 @@ from treadle.upkeep.change_stream import (
     UPHEAVALS,
     ChangeStream,
     beat,
-    keeps_former_states,
     key_of,
-    pre_images,
     present_place,
 )
 from treadle.upkeep.dirty import Dirty, mark_targets
@@ -103,7 +101,7 @@ class Follower(Leader):
             row = yield from find_one_and_update(COLLECTION, own, update)
             if row is None:
                 # The first one here, who begins at the server's present place.
-                update["$setOnInsert"] = yield from first_row(self.limits)
+                update["$setOnInsert"] = yield from first_row()
                 row = yield from find_one_and_update(COLLECTION, own, update, upsert=True)
             assert row is not None
             self.position = self._ahead = {"token": row["token"], "start": row["start"]}
@@ -129,26 +127,23 @@ class Follower(Leader):
         yield from self._write_if_leading({"$set": sets, "$currentDate": {"led.since": True}})
 
     def _look_around(self, row: Raw) -> Plan[None]:
-        """Find out how former states are known, which rules are paused, and which are new here."""
-        kept = (yield from pre_images()) if keeps_former_states(self.server) else []
-        yield from self._look_at_controls(kept)
+        """Find out which rules are paused, and which are new here."""
+        yield from self._look_at_controls()
+        kept = self.server.pre_images
         everything = Watch(self.graph, kept)
         self.watch = Watch(self.graph, kept, without=self._stopped) if self._stopped else everything
         self._stream = ChangeStream()
         self._signatures = {rule: signature(rule) for rule in everything.rules}
-        ledgers = sorted({rule.source.collection for rule in everything.ledgered})
         # What another version of the application had built is not followed from here on, and no longer
         # counts as built; nor can its unfinished work be done here.
         known = set(row["rules"]) & {*self._signatures.values()}
         self.backfills = [each for each in self.backfills if each["collection"] in self.graph.by_collection]
         fresh = [rule for rule in self.watch.rules if self._signatures[rule] not in known]
-        fresh += [rule for rule in self.watch.ledgered if rule.source.collection not in row["ledgers"]]
         # What was paused before it was built is built when it goes on.
         self._unbuilt = {self._signatures[rule] for rule in self._stopped} - known
-        yield from contributions.forget([name for name in row["ledgers"] if name not in ledgers])
         self._plan_backfill(fresh, anew=False)
-        if fresh or ledgers != row["ledgers"] or known != set(row["rules"]):
-            yield from self._save({"ledgers": ledgers, "rules": sorted(known)})
+        if fresh or known != set(row["rules"]):
+            yield from self._save({"rules": sorted(known)})
 
     def _look_around_again(self) -> Plan[None]:
         """The same, after something changed."""
@@ -156,7 +151,7 @@ class Follower(Leader):
         if row is not None:
             yield from self._look_around(row)
 
-    def _look_at_controls(self, kept: Iterable[str]) -> Plan[None]:
+    def _look_at_controls(self) -> Plan[None]:
         """Stop following what is paused from here on, and let what was resumed catch up."""
         rows = yield from controls.rows(self.graph)
         self._stopped, waiting = set(), []
@@ -169,7 +164,7 @@ class Follower(Leader):
                 continue
             self._stopped |= rules
             waiting += [] if row["paused"] else [row]
-        self._replays = [Replay(self.graph, self.server, row, kept, self._stopped) for row in waiting]
+        self._replays = [Replay(self.graph, self.server, row, self._stopped) for row in waiting]
 
     def _warn_of(self, error: Exception) -> None:
         self._stream = ChangeStream()
@@ -337,7 +332,6 @@ class Follower(Leader):
         """Recompute what events concern, `end` with the last of it; rules that a backfill must see to."""
         dirty = Dirty()
         self._note(events, dirty)
-        rows = yield from contributions.settle(dirty)
         yield from mark_targets(dirty)
         if dirty.blind:
             names = ", ".join(sorted(set(dirty.blind.values())))
@@ -354,8 +348,6 @@ class Follower(Leader):
         self._plan_backfill(unsettled)
 
         def finish() -> Plan[None]:
-            if rows:
-                yield from bulk_write(contributions.COLLECTION, rows)
             for rule, events in dirty.events.items():
                 yield from rule.replay(events)
             yield from end()
@@ -363,8 +355,7 @@ class Follower(Leader):
         if dirty:
             left = frozenset(self._stopped)
             # What shards commit together shows itself at another time than its events have.
-            timed = self.server.cluster_time and not self.server.sharded
-            totals = self._totals if timed and not left else None
+            totals = None if left or self.server.sharded else self._totals
             self._totals.until = events[-1].get("clusterTime")
             done = yield from apply(
                 self.graph, self.server, dirty, self._fence, finish, without=left, totals=totals
@@ -401,7 +392,7 @@ class Follower(Leader):
                 "the stream's history is gone from the server, so changes were missed; every value that is "
                 "maintained by stream is verified and repaired now (a larger oplog avoids this)",
             )
-            self.position = self._ahead = yield from present_place(self.limits)
+            self.position = self._ahead = yield from present_place()
             self._skipped += 1
             self._plan_backfill(self.watch.rules)
             yield from self._save()
@@ -447,27 +438,20 @@ class Follower(Leader):
     def _plan_backfill(self, rules: Iterable[Rule], *, anew: bool = True) -> None:
         """Note which collections need a backfill; from the beginning if `anew`."""
         for rule in rules:
-            fresh = {(rule.target.collection, False)}
-            if rule in self.watch.ledgered:
-                fresh.add((rule.source.collection, True))
-            if anew or not fresh <= {_which(each) for each in self.backfills}:
-                self.backfills = [each for each in self.backfills if _which(each) not in fresh]
-                self.backfills += [
-                    {"collection": name, "ledger": ledger, "after": None} for name, ledger in fresh
-                ]
-        # A target is looked at after the ledger knows its sources, never before.
-        self.backfills.sort(key=lambda each: not each["ledger"])
+            name = rule.target.collection
+            if anew or name not in {each["collection"] for each in self.backfills}:
+                self.backfills = [each for each in self.backfills if each["collection"] != name]
+                self.backfills.append({"collection": name, "after": None})
 
     def _backfill_page(self) -> Plan[None]:
-        """Backfill one page: note what its documents feed, or verify and mend them."""
+        """Verify and repair one page of a collection whose backfill is pending."""
         first = self.backfills[0]
         entry = self.graph.by_collection[first["collection"]]
-        backfill = Backfill(self.graph, self.server, self.watch, self._count)
-        one_page = backfill.fill_ledger if first["ledger"] else backfill.verify
-        last = yield from one_page(entry, first["after"])
+        backfill = Backfill(self.graph, self.server, self._count)
+        last = yield from backfill.verify(entry, first["after"])
         while last is not None and isinstance(last[0], RawId):
             # An id that cannot be decoded cannot be saved either: no page ends there.
-            last = yield from one_page(entry, last)
+            last = yield from backfill.verify(entry, last)
         changes: Raw = {}
         if last is not None:
             self.backfills[0] = {**first, "after": last}
@@ -487,16 +471,12 @@ def _is_of(event: Raw, *collections: str) -> bool:
     return event.get("coll") in collections and event["operationType"] not in UPHEAVALS
 
 
-def _which(backfill: Raw) -> tuple[str, bool]:
-    return backfill["collection"], backfill["ledger"]
-
-
 def require_streams(graph: Graph, server: Capabilities) -> None:
     """Refuse the worker on a server that has no change streams."""
     what = "the worker follows change streams and"
     instead = "declare maintain='write'"
     server.require_transactions(what, instead, code="streams-unavailable")
-    if server.streams is None and "streams" in graph.uses:
+    if not server.streams and "streams" in graph.uses:
         raise UsageError(
             f"{what} this server has none; {instead}, or rebuild() now and then", code="streams-unavailable"
         )

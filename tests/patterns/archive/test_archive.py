@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from typing import Annotated
 
 import pytest
 from pymongo import MongoClient
@@ -41,7 +40,6 @@ from treadle import (
     Replace,
     Store,
     Update,
-    Upsert,
     UsageError,
 )
 
@@ -250,7 +248,6 @@ def test_writes_of_what_is_archived_are_refused(run, database):
         lambda: store.replace(Sale(id=1, amount=2)),
         lambda: store.delete(Sale, 1),
         lambda: store.change(store.get(Sale, 1), amount=2),
-        lambda: store.upsert(Sale, {"_id": 1}, {"$set": {"amount": 2}}, insert=Sale(id=1)),
         lambda: store.bulk([Insert(Sale(id=5)), Update(Sale, 1, {"$set": {"amount": 2}})]),
         lambda: store.bulk([Delete(Sale, 1), Delete(Sale, 2)]),
     ):
@@ -273,43 +270,39 @@ def test_writes_bring_back_what_is_archived_where_that_is_declared(run, database
     assert "x" == store.update(Letter, 0, {"$set": {"text": "x"}}).text
     assert "y" == store.replace(Letter(id=1, number="1", date=dt.date(2020, 1, 1), text="y")).text
     assert 2 == store.delete(Letter, 2).id
-    new = Letter(id=9, number="5", date=dt.date(2026, 1, 1))
-    upserted = store.upsert(Letter, {"number": "5"}, {"$set": {"text": "z"}}, insert=new)
-    assert (5, "z", False) == (upserted.document.id, upserted.document.text, upserted.created)
     text = {"$set": {"text": "b"}}
     sixth = Letter(id=6, number="6", date=dt.date(2020, 1, 1), text="b")
-    seventh = Letter(id=9, number="7", date=dt.date(2026, 1, 1))
-    operations = [Update(Letter, 4, text), Replace(sixth), Upsert(Letter, {"number": "7"}, text, seventh)]
-    assert Bulk(updated=3) == store.bulk(operations)
-    assert ["b", "b", "b"] == [store.get(Letter, key).text for key in (4, 6, 7)]
+    assert Bulk(updated=2) == store.bulk([Update(Letter, 4, text), Replace(sixth)])
+    assert ["b", "b"] == [store.get(Letter, key).text for key in (4, 6)]
     assert [["letters"], ["letters"], [], ["old_letters"]] == [
         places(database, key, Letter) for key in range(4)
     ]
     assert [] == store.verify()
 
 
-def test_a_unique_index_holds_across_both_places(run, database):
+def test_the_id_alone_is_unique_across_both_collections(run, database):
+    """A value of an archived document is free again, also when the new document is archived in turn."""
     store = run.store([Letter])
     store.setup()
-    store.insert_many(
-        [Letter(id=key, number=str(key), code=None, date=dt.date(2020, 1, 1)) for key in range(2)]
-    )
-    store.insert(Letter(id=7, number="7", date=dt.date(2026, 1, 1)))
+    store.insert(Letter(id=1, number="1", date=dt.date(2020, 1, 1)))
     store.archive(Letter, now=NOW)
-    for fields, write in (
-        (["_id"], lambda: store.insert(Letter(id=0, number="new", date=dt.date(2026, 1, 1)))),
-        (["number"], lambda: store.insert(Letter(id=9, number="1", date=dt.date(2026, 1, 1)))),
-        (["number"], lambda: store.update(Letter, 7, {"$set": {"number": "0"}})),
-        (["number"], lambda: store.replace(Letter(id=7, number="0", date=dt.date(2026, 1, 1)))),
-        (["number"], lambda: store.update_many(Letter, {}, {"$set": {"number": "0"}})),
+    again = Letter(id=1, number="new", date=dt.date(2026, 1, 1))
+    for write in (
+        lambda: store.insert(again),
+        lambda: store.upsert(Letter, 1, {"$set": {"text": "x"}}, insert=again),
     ):
         with pytest.raises(DuplicateKey) as raised:
             write()
-        assert (fields, 11000) == (list(raised.value.fields), raised.value.details["code"])
-        assert raised.value.index
+        assert (["_id"], "_id_") == (list(raised.value.fields), raised.value.index)
         assert "restore that one" in str(raised.value)
-    assert "7" == store.get(Letter, 7).number
-    store.insert(Letter(id=8, number="8", date=dt.date(2026, 1, 1)))
+    second = Letter(id=2, number="1", date=dt.date(2021, 1, 1))
+    upserted = store.upsert(Letter, {"number": "1"}, {"$set": {"text": "x"}}, insert=second)
+    assert (2, True) == (upserted.document.id, upserted.created)
+    with pytest.raises(DuplicateKey) as raised:
+        store.restore(Letter, 1)
+    assert ["number"] == list(raised.value.fields)
+    assert 1 == store.archive(Letter, now=NOW)
+    assert [["old_letters"], ["old_letters"]] == [places(database, key, Letter) for key in (1, 2)]
     assert [] == store.verify()
 
 
@@ -384,50 +377,6 @@ def test_what_a_document_derives_is_brought_up_to_date_when_it_comes_back(run, d
     assert 1 == store.restore(Contract, 1).sales
     assert [1] == [state.revision for state in store.history(Contract, 1)]
     assert [] == store.verify()
-
-
-# -- another database ------------------------------------------------------------------------------
-
-
-def test_the_archive_may_be_in_another_database(run, database):
-    other = f"{database.name}_old"
-    model = type(Document)(
-        "Sold",
-        (Document,),
-        {"__annotations__": {"id": int, "shop_id": int, "date": dt.datetime}, "__module__": __name__},
-        collection="sold",
-        archive=Archive(by="date", after=YEAR, into=f"{other}.sold"),
-    )
-    from treadle import Count
-
-    counting = type(Document)(
-        "Counting",
-        (Document,),
-        {
-            "__annotations__": {"id": int, "sold": Annotated[int, Count(model, by="shop_id")]},
-            "sold": 0,
-            "__module__": __name__,
-        },
-        collection="counting",
-    )
-    store = run.store([model, counting])
-    try:
-        store.setup()
-        assert [] == store.setup()
-        store.insert(counting(id=1))
-        store.insert_many([model(id=key, shop_id=1, date=OLD if key % 2 else NOW) for key in range(6)])
-        assert 3 == store.archive(model, now=NOW)
-        assert 3 == database.client[other]["sold"].count_documents({})
-        assert list(range(6)) == [each.id for each in store.find(model, sort="_id", archived=True)]
-        assert 1 == store.get(model, 1).id
-        assert 6 == store.get(counting, 1).sold
-        database["counting"].update_one({}, {"$set": {"sold": 1}})
-        store.repair()
-        assert 6 == store.get(counting, 1).sold
-        assert 1 == store.restore(model, 1).id
-        assert [] == store.verify()
-    finally:
-        database.client.drop_database(other)
 
 
 # -- proof, repair and declarations ------------------------------------------------------------------

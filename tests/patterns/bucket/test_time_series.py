@@ -81,7 +81,6 @@ def test_an_ordinary_collection_does_not_become_one(run, database):
 
 
 @pytest.mark.quick
-@pytest.mark.since("5.1", "readings can be deleted")
 def test_the_calls_speak_of_readings(filled):
     store = filled
     one = store.insert(Reading(sensor_id="c", ts=at(9), temp=1))

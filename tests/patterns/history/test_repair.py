@@ -164,7 +164,6 @@ def followed(run, database):
 # -- by the worker ---------------------------------------------------------------------------------
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_the_worker_records_what_others_write(run, database):
     store, worker, raw = followed(run, database)
     for name in "bcd":
@@ -186,7 +185,6 @@ def test_the_worker_records_what_others_write(run, database):
     assert [] == store.verify()
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_the_worker_makes_one_state_of_a_transaction(run, database):
     store = run.store([Followed])
     store.setup()
@@ -219,7 +217,6 @@ def test_the_worker_makes_one_state_of_a_transaction(run, database):
     assert [] == store.verify()
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_a_new_document_that_its_transaction_updates_is_seen_without_images(run, database):
     store, worker, raw = followed(run, database)
     database.command("collMod", "followed", changeStreamPreAndPostImages={"enabled": False})
@@ -231,7 +228,6 @@ def test_a_new_document_that_its_transaction_updates_is_seen_without_images(run,
     assert [] == store.verify()
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_the_worker_goes_on_where_somebody_removed_the_end_of_a_row(run, database):
     store, worker, raw = followed(run, database)
     database["followed_history"].update_one({"valid_to": None}, {"$unset": {"valid_to": 1}})
@@ -257,7 +253,6 @@ def test_events_are_recorded_once_however_often_they_are_read(run, database):
     assert [] == store.verify()
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_a_state_that_the_worker_could_not_see_is_named(run, database):
     store, worker, raw = followed(run, database)
     database.command("collMod", "followed", changeStreamPreAndPostImages={"enabled": False})
@@ -269,7 +264,6 @@ def test_a_state_that_the_worker_could_not_see_is_named(run, database):
     assert [] == store.verify()
 
 
-@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_repair_does_not_mistake_what_the_worker_has_yet_to_read(run, database):
     """A row that repair writes is newer than the events that wait; these are passed over."""
     store, worker, raw = followed(run, database)

@@ -8,7 +8,6 @@ from typing import Any
 from treadle.engine.pages import matching
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import REVISION
-from treadle.patterns.archive import distant
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact
 from treadle.query.keys import freeze
@@ -18,16 +17,14 @@ def doubled(rule: ArchivePlaces) -> Plan[list[Finding]]:
     """Archived documents that are in their own collection as well."""
     findings: list[Finding] = []
     last: list[Any] | None = None
-    # A copy that is under way is no second document.
-    unseen = {freeze(key) for key in (yield from distant.hidden(rule))} if rule.distant else set()
     while rows := (yield from matching(rule.into, {}, last, rule.limits.verify_page)):
         last = [rows[-1]["_id"]]
         here = {"_id": {"$in": [row["_id"] for row in rows]}}
         living = {freeze(each["_id"]) for each in (yield from find(rule.target.collection, here, {"_id": 1}))}
         for row in rows:
-            if freeze(row["_id"]) in living and freeze(row["_id"]) not in unseen:
+            if freeze(row["_id"]) in living:
                 findings.append(
-                    Finding(rule.pattern, rule.target.model.__name__, row["_id"], str(rule.into), row, None)
+                    Finding(rule.pattern, rule.target.model.__name__, row["_id"], rule.into, row, None)
                 )
     return findings
 

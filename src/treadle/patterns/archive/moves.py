@@ -15,6 +15,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.checked import as_written
 from treadle.engine.commit import commit_on
 from treadle.engine.contention import in_pieces
+from treadle.engine.crud import translated
 from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
@@ -23,7 +24,6 @@ from treadle.engine.work import Writer
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.outcomes import Pace, Progress, Report, resting
-from treadle.patterns.archive import distant
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
     Plan,
@@ -67,13 +67,9 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         most = report.sized(most)
     moved, width = 0, most
     stuck: list[Any] = []
-    if rule.distant:
-        yield from distant.recover(rule)
 
     def attempt(keys: Any) -> Plan[list[int]]:
         chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
-        if rule.distant:
-            return [(yield from distant.move(rule, commit, chosen))]
         return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger), WRITER))]
 
     def alone(key: Any, error: Exception) -> Plan[list[int]]:
@@ -88,11 +84,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
             return moved
         # Large documents are not looked at again and again for the few of them that move at a time.
         width = min(most, 2 * (len(keys) if cut else width))
-        number = sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
-        moved += number
-        if rule.distant and not number:
-            # Others are moving them, or they change all the time: the next run sees to these.
-            return moved
+        moved += sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
         if report:
             report(Progress(entry.model.__name__, moved, max(total, moved)))
         yield from resting(report, len(keys))
@@ -157,8 +149,8 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
 
     entry = rule.target
     # At one moment, so that whoever moves it meanwhile hides it from neither look.
-    archived, here = yield from look() if rule.distant else transact(look)
-    if archived is None or (rule.distant and archived["_id"] in (yield from distant.hidden(rule))):
+    archived, here = yield from transact(look)
+    if archived is None:
         return here is not None
     if rule.declared.archived == "refuse":
         raise UsageError(
@@ -179,7 +171,8 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
             return None
         if not rule.declared.counted:
             yield from ledger.note_new(entry.of(raw), [raw["_id"]])
-        yield from insert_one(entry.collection, raw)
+        with translated(entry.model.__name__, [raw], entry):
+            yield from insert_one(entry.collection, raw)
         return (yield from arrive(raw, ledger))
 
     def arrive(raw: Raw, ledger: Ledger) -> Plan[Raw | None]:
@@ -199,9 +192,4 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
         return (yield from find_one(entry.collection, by_id(key)))
 
     commit = commit_on(rule.graph, server)
-    if rule.distant:
-        found = yield from find_one(rule.into, chosen, {"_id": 1})
-        if found is None:
-            return None
-        return (yield from distant.bring(rule, commit, found["_id"], arrive))
     return (yield from commit.follow(body, WRITER))

@@ -13,7 +13,6 @@ from treadle.errors import DeclarationError
 from treadle.graph.calls import MovingRule
 from treadle.graph.pattern import Entry, Models, Place
 from treadle.model.document import Document
-from treadle.plan import Distant, Foreign
 from treadle.query.paths import resolve
 
 DATES = (dt.datetime, dt.date)
@@ -24,7 +23,7 @@ class ArchivePlaces(MovingRule):
 
     pattern = "archive"
 
-    def __init__(self, place: Place, graph: Models, declared: Any, unique: Sequence[IndexModel]) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place)
         self.declared = declared
         self.graph: Any = graph
@@ -37,32 +36,19 @@ class ArchivePlaces(MovingRule):
                 code="maintained-type",
             )
         self.by = path.stored
-        self.unique = list(unique)
-        self.into: str = Foreign(declared.into) if "." in declared.into else declared.into
-        if declared.client is not None:
-            self.into = _distant(place, declared)
-        self.side: Entry[Any] | None = None
-        if not isinstance(self.into, Foreign):
-            self.side = graph.add_side(_archived_model(place, self.into, self.own_indexes()), place.label)
-
-    @property
-    def distant(self) -> bool:
-        """Whether the archive is in another cluster."""
-        return isinstance(self.into, Distant)
-
-    def own_indexes(self) -> list[IndexModel]:
-        return [each for each in declared_indexes(self.target) if "expireAfterSeconds" not in each.document]
+        self.into: str = declared.into
+        indexes = [
+            _not_unique(each)
+            for each in declared_indexes(place.entry)
+            if "expireAfterSeconds" not in each.document
+        ]
+        self.side: Entry[Any] = graph.add_side(_archived_model(place, self.into, indexes), place.label)
 
 
-def _distant(place: Place, declared: Any) -> Distant:
-    """The archive in another cluster, if that can be kept."""
-    if "." not in declared.into:
-        raise DeclarationError(
-            f"{place.label} has client= and into={declared.into!r}; in another cluster it takes "
-            "'database.collection'",
-            code="archive-declaration",
-        )
-    return Distant(declared.into, declared.client)
+def _not_unique(index: IndexModel) -> IndexModel:
+    """The index as the archive has it: a document may have a value that an archived one had before."""
+    options = {name: value for name, value in index.document.items() if name not in ("key", "unique")}
+    return IndexModel(list(dict(index.document["key"]).items()), **options)
 
 
 def _archived_model(place: Place, collection: str, indexes: Sequence[IndexModel]) -> type[Document]:

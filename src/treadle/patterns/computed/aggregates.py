@@ -266,7 +266,7 @@ class SumRule(NumberRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: self.numbers.zero}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         return subtract(removed, added)
 
     def apply(self, difference: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -301,7 +301,7 @@ class AverageRule(NumberRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: None, self.state: {"sum": self.numbers.zero, "count": 0}}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         change = subtract(removed, added)
         if change is None or change is RECOMPUTE:
             return change
@@ -365,7 +365,7 @@ class ExtremeRule(FieldRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: None}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         if any(value is not None for value in removed):
             return RECOMPUTE
         candidates = [value for value in added if value is not None]

@@ -9,8 +9,9 @@ the next one beyond the bound: that group is recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from treadle.errors import DataError, DeclarationError
@@ -43,7 +44,9 @@ class Collect(_OfField):
 class CollectRule(FieldRule):
     """The first distinct values of the sources."""
 
-    uses = frozenset({"array_sorts", "lookup_pipelines"})
+    needs: Mapping[str, str] = MappingProxyType(
+        dict.fromkeys(("array_sorts", "lookup_pipelines"), "use MongoDB 6.0 or newer, which has it")
+    )
     unites = True
 
     def __init__(self, place: Place, graph: Models, declared: Collect) -> None:
@@ -104,13 +107,13 @@ class CollectRule(FieldRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: []}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
         new = {freeze(each): each for values in added for each in values}
         if any(freeze(each) not in new for values in removed for each in values):
             return RECOMPUTE
         if not new:
             return None
-        return list(new.values()) if server.array_sorts else RECOMPUTE
+        return list(new.values())
 
     def apply(self, difference: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         every = {"$setUnion": [{"$ifNull": [f"${self.path}", []]}, {"$literal": difference}]}
@@ -139,7 +142,7 @@ class CollectRule(FieldRule):
         split = self.source.counted_elsewhere is not None or server.sharded
         plain = isinstance(self.key, ReferenceKey) and not self.key.array_depth
         collected: dict[Any, list[Any]] = {}
-        if len(keys) > 1 and plain and server.lookup_pipelines and not split:
+        if len(keys) > 1 and plain and not split:
             collected = yield from self._of_many(keys)
         for key in keys:
             # Targets that are about to be inserted are not there to look up from.
@@ -167,9 +170,7 @@ class CollectRule(FieldRule):
         rows = yield from aggregate(self.source.collection, stages, allowDiskUse=True)
         if (place := self.source.counted_elsewhere) is None:
             return [row["_id"] for row in rows]
-        there = yield from self.source.counted_there([key])
-        counting = [{"$match": there}] if there else []
-        rows += yield from aggregate(place, [*counting, *stages], allowDiskUse=True)
+        rows += yield from aggregate(place, stages, allowDiskUse=True)
         return self._least([row["_id"] for row in rows])
 
     def _of_many(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Any]]]:

@@ -8,11 +8,11 @@ from typing import Any
 from pymongo import DESCENDING
 
 from treadle.engine import lazy
-from treadle.engine.pages import by_ids, chunks, projection_of
+from treadle.engine.pages import by_ids, projection_of
 from treadle.graph.outcomes import Finding
 from treadle.patterns.history.followed import hold
 from treadle.patterns.history.rows import HEAD, MILLISECOND, OPEN, HistoryRows, Move
-from treadle.plan import Foreign, Plan, Raw, aggregate, by_id, find, find_one, transact, update_one
+from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, transact, update_one
 from treadle.query.keys import distinct, freeze
 
 PATH = "history"
@@ -89,12 +89,11 @@ def _suspicious(rule: HistoryRows) -> list[Raw]:
 
 
 def _orphans(rule: HistoryRows) -> list[Raw]:
-    """The stages that find open rows of documents that are gone, from their own collection at least."""
+    """The stages that find open rows of documents that are gone."""
     stages: list[Raw] = [{"$match": OPEN}, {"$project": {"document_id": 1}}]
     collections = [rule.target.collection]
-    elsewhere = rule.target.elsewhere
-    if elsewhere is not None and not isinstance(elsewhere.collection, Foreign):
-        collections.append(elsewhere.collection)
+    if rule.target.elsewhere is not None:
+        collections.append(rule.target.elsewhere.collection)
     for collection in collections:
         look = {
             "from": collection,
@@ -114,18 +113,8 @@ def _suspects(rule: HistoryRows) -> Plan[list[Any]]:
     """The ids of documents whose rows may be wrong, as far as they are named at once."""
     most, keys = rule.limits.history_disorder_max, list[Any]()
     keys += [row["_id"] for row in (yield from aggregate(rule.collection, _suspicious(rule), **DISK))]
-    elsewhere = rule.target.elsewhere
-    if elsewhere is None or not isinstance(elsewhere.collection, Foreign):
-        gone = yield from aggregate(rule.collection, [*_orphans(rule), {"$limit": most}], **DISK)
-        return distinct([*keys, *(row["_id"] for row in gone)])
-    # No `$lookup` reaches another database.
-    gone = yield from aggregate(rule.collection, _orphans(rule), **DISK)
-    found: list[Any] = []
-    for some in chunks([row["_id"] for row in gone], rule.limits.verify_page):
-        there = yield from find(elsewhere.collection, {"_id": {"$in": list(some)}}, {"_id": 1})
-        archived = {freeze(each["_id"]) for each in there}
-        found += [key for key in some if freeze(key) not in archived]
-    return distinct([*keys, *found[:most]])
+    gone = yield from aggregate(rule.collection, [*_orphans(rule), {"$limit": most}], **DISK)
+    return distinct([*keys, *(row["_id"] for row in gone)])
 
 
 def examine_rows(rule: HistoryRows) -> Plan[list[Finding]]:

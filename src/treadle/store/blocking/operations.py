@@ -42,7 +42,10 @@ class Operations(Past):
         upkeep.proof.check(sample, since, resume)
         entries = self.graph.chosen(models)
         only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
-        server = self._capabilities()
+        if since is None:
+            server = self._capabilities()
+        else:
+            server = self._capabilities_with("streams", "pre_images")
         whole = sample is None and since is None
         options: dict[str, Any] = {"sample": sample, "since": since, "resume": resume}
         with self._owning() as owner:

@@ -31,10 +31,7 @@ from treadle.plan import (
     Call,
     Command,
     DatabaseCommand,
-    Distant,
-    Foreign,
     IsInside,
-    Meanwhile,
     Outside,
     Plan,
     Raw,
@@ -48,10 +45,9 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
-from treadle.plan.server_errors import QUERY_PLAN_KILLED, is_passing, was_held_up
+from treadle.plan.server_errors import is_passing
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
-from treadle.store.background import alongside
 from treadle.store.blocking.transactions import in_transaction
 from treadle.store.combine import Combiner
 from treadle.store.deadline import Retries
@@ -67,23 +63,6 @@ def _is_shared(command: Command, answers: bool) -> TypeGuard[Shareable]:
     if type(command) is Call:
         return bool(command.ids) and (answers or command.writes)
     return type(command) is Read and answers and bool(command.ids)
-
-
-def _named(database: Database[Any], name: str) -> Collection[Raw]:
-    """A collection of this database, or of another one beside it."""
-    if not isinstance(name, Foreign):
-        return database[name]
-    client = database.client
-    if isinstance(name, Distant):
-        client = name.client
-    beside = client.get_database(
-        name.database,
-        database.codec_options,
-        database.read_preference,
-        database.write_concern,
-        database.read_concern,
-    )
-    return beside[name.name]
 
 
 class Runner:
@@ -126,13 +105,13 @@ class Runner:
         """The collection as the caller's own reads see it."""
         collection = self._collections.get(name)
         if collection is None:
-            collection = self._collections[name] = _named(self.database, name)
+            collection = self._collections[name] = self.database[name]
         return collection
 
     def _own(self, name: str) -> Collection[Raw]:
         collection = self._decisive.get(name)
         if collection is None:
-            collection = self._decisive[name] = _named(self._primary, name)
+            collection = self._decisive[name] = self._primary[name]
         return collection
 
     def read(self, plan: Plan[R], session: Session = None) -> R:
@@ -194,29 +173,10 @@ class Runner:
         return self._perform(command, session)
 
     def _call(self, command: Call, session: Session, collection: Collection[Raw]) -> Any:
-        if isinstance(command.collection, Distant):
-            # A session, and its transaction, are those of one cluster.
-            session = None
         try:
             return getattr(collection, command.method)(*command.arguments, session=session, **command.options)
         except InvalidBSON as error:
             return self._reread(command, session, collection, error)
-        except OperationFailure as error:
-            inside = session is not None and session.in_transaction
-            if inside or not was_held_up(error, command.method):
-                raise
-            refused = error
-        retries = Retries(self._limits)
-        while not retries.over():
-            time.sleep(retries.pause(random.random()))
-            try:
-                return getattr(collection, command.method)(
-                    *command.arguments, session=session, **command.options
-                )
-            except OperationFailure as error:
-                if not was_held_up(error, command.method):
-                    raise
-        raise refused
 
     def together(self, command: Shareable) -> Any:
         """What a command comes to that goes together with those of other tasks who come at the same time.
@@ -257,7 +217,7 @@ class Runner:
 
     def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
-            if session is not None and command.writes and not isinstance(command.collection, Distant):
+            if session is not None and command.writes:
                 self.transactions.note(session, command)
             return self._call(command, session, self._own(command.collection))
         if type(command) is Read:
@@ -273,10 +233,6 @@ class Runner:
             return self.run(command.make(), session) if beside else None
         if type(command) is Outside:
             return self.run(command.make())
-        if type(command) is Meanwhile:
-            # A session serves one command at a time.
-            with alongside(lambda: self.run(command.beside(), session)):
-                return self.run(command.work())
         if type(command) is ServerFacts:
             return self._facts()
         if type(command) is IsInside:
@@ -317,17 +273,10 @@ class Runner:
         except InvalidBSON:
             raws = self.opened(command, session, own=own, raw=True).to_list()
             return decoded(command.collection, raws, codec_options(command))
-        except OperationFailure as error:
-            if error.code != QUERY_PLAN_KILLED or (session is not None and session.in_transaction):
-                raise
-            # Its collection was swapped while it was read; the one of that name now has all of it.
-            return self.opened(command, session, own=own).to_list()  # type: ignore[no-any-return]
 
     def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
         collection = (self._own if own else self.collection)(command.collection)
-        if isinstance(command.collection, Distant):
-            session = None
         if raw:
             collection = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
         elif command.naive:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
@@ -18,7 +18,6 @@ from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
-from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -29,7 +28,6 @@ from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
 from treadle.store import joined, shell
-from treadle.store.background import repeating
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.due import run_due
@@ -145,8 +143,6 @@ class Store(Operations):
         with warnings; `validation="enforce"` makes it binding, and
         `validation="keep"` changes no validator of a collection that is there.
         """
-        if not dry_run:
-            self._end_swaps()
         done = self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run
         return done
@@ -292,60 +288,23 @@ class Store(Operations):
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
-        strategy: Literal["update", "swap"] = "update",
     ) -> upkeep.migrations.run.Migrated:
-        """Bring all documents of a model to a version, up or down, while readers and writers go on.
-
-        With `strategy="swap"` the server writes them to a new collection, which takes the place of the old
-        one: quicker where all of them change. For a moment inserts and updates wait.
-        """
+        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry = self.graph.entry(model)
-        server = self._capabilities_with("streams") if strategy == "swap" else self._capabilities()
+        server = self._capabilities()
         if dry_run:
+            options = upkeep.migrations.run.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            return self.runner.run(
+                upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
+            )
+        with self._recorded("migrate", [model], throttle, progress) as job:
             options = upkeep.migrations.run.Options(
-                "", shell.is_dead, batch, None, retry, stop, progress, strategy
+                job.owner, shell.is_dead, batch, throttle, retry, stop, job
             )
             return self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             )
-        with self._ending_swaps(), self._recorded("migrate", [model], throttle, progress) as job:
-            options = upkeep.migrations.run.Options(
-                job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy
-            )
-            plan = upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
-            if strategy != "swap":
-                return self.runner.run(plan)
-            # What reads the change stream needs a session of its own.
-            with self.runner.database.client.start_session() as session:
-                return self.runner.run(plan, session)
-
-    def migrate_once(self, name: str, work: Callable[[Any], object]) -> bool:
-        """Run `work(store)` once per database, under a lease; whether it ran now.
-
-        Whoever else calls it meanwhile waits, and then finds it done. The log
-        of migrations has it by its name. Work that fails or is killed is begun
-        again by the next call, so a part of it may be done twice.
-        """
-        self._capabilities()
-        limits = self.graph.limits
-        with self._owning() as owner:
-            seconds = limits.migration_lease_seconds
-            lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
-            once = upkeep.migrations.once.Once(name, lease, work)
-            if not self.runner.run(once.begin()):
-                return False
-            renewing = repeating(seconds / limits.lease_renewals, lambda: self.runner.run(lease.renew()))
-            try:
-                with renewing:
-                    returned = work(self)
-                    once.check(returned, awaits=False)
-                    result = returned
-            except BaseException as error:
-                self.runner.run(once.fail(error))
-                raise
-            self.runner.run(once.finish(result))
-            return True
 
     def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""
@@ -354,11 +313,6 @@ class Store(Operations):
     def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
         """The documents that could not be migrated, and why."""
         return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
-
-    def migration_log(self, *models: type[Document]) -> list[upkeep.migrations.log.MigrationRun]:
-        """Which migrations ran, when, by whom and for how long; newest first."""
-        names = [self.graph.entry(model).model.__name__ for model in models]
-        return self.runner.run(upkeep.migrations.log.listed(self.graph.limits, names))
 
     # -- fields that are stored otherwise ---------------------------------------------------
 

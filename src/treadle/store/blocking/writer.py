@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from bson import ObjectId
-from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import OperationFailure, PyMongoError
@@ -27,7 +26,7 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Call, Distant, Plan
+from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
@@ -60,9 +59,6 @@ class Writer:
             for entry in self.graph.entries.values()
         }
         check_sharded(self.graph)
-        for entry in self.graph.entries.values():
-            if entry.elsewhere is not None and isinstance(entry.elsewhere.collection, Distant):
-                shell.check_client(entry.elsewhere.collection.client, MongoClient)
         self.runner = Runner(database, self._capabilities, self._share, self.graph.limits, self.graph.shards)
         self.database = database
         self._known: Capabilities | None = None
@@ -276,25 +272,4 @@ class Writer:
     def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = self._recover()
-        done += self._end_swaps()
         return done + self.runner.run(upkeep.retries.retry_all(self.graph, self._capabilities()))
-
-    def _end_swaps(self) -> int:
-        """Undo what migrations by swap left that were killed or cancelled; how many things."""
-        with self._owning() as owner:
-            return self.runner.run(
-                upkeep.migrations.closing.restore_all(self.graph.limits, owner, shell.is_dead)
-            )
-
-    @contextmanager
-    def _ending_swaps(self) -> Generator[None]:
-        """Where a swap is cancelled, let writes through again, and drop its new collection."""
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            # If it fails, recover() does it.
-            with contextlib.suppress(PyMongoError):
-                self._end_swaps()
-            raise

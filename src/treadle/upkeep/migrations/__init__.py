@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.upkeep.migrations import closing, log, once, perform, run, swap
+    from treadle.upkeep.migrations import perform, run
 
-__all__ = ["closing", "log", "once", "perform", "run", "swap"]
+__all__ = ["perform", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,8 +35,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId, Unreadable
 from treadle.plan.server_errors import ILLEGAL_OPERATION, is_about_one_document, message_of, translate
 from treadle.upkeep.jobs import Job
-from treadle.upkeep.migrations.closing import restore
-from treadle.upkeep.migrations.log import logged
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
     Migrated,
@@ -48,10 +46,8 @@ from treadle.upkeep.migrations.run import (
     put_aside,
     runs,
     set_aside,
-    taken_over,
     write_each,
 )
-from treadle.upkeep.migrations.swap import check_swap, swap
 
 ONLY_IN_A_TRANSACTION = (
     "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
@@ -74,10 +70,7 @@ def migrate(run: Run) -> Plan[Migrated]:
         run.options.report.tending = run.lease.renew
         run.options.report.stopping = run.options.stop
     try:
-        yield from restore(run.entry.collection, run.lease, run.limits)
-        finished = yield from (swap(run) if run.options.strategy == "swap" else _passes(run))
-    except lease.LeaseLost:
-        raise taken_over(run) from None
+        finished = yield from _passes(run)
     except Exception:
         yield from run.lease.release()
         raise
@@ -350,17 +343,8 @@ def perform(
     graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
-    all_runs = runs(graph, server, entry, to, options)
-    if options.strategy == "swap":
-        for run in all_runs:
-            check_swap(run)
-    work = _perform(graph, all_runs, dry_run)
-    return (yield from (work if dry_run else logged(entry, all_runs, work)))
-
-
-def _perform(graph: Graph, all_runs: Sequence[Run], dry_run: bool) -> Plan[Migrated]:
     results: list[Migrated] = []
-    for run in all_runs:
+    for run in runs(graph, server, entry, to, options):
         results.append((yield from (rehearse(run) if dry_run else migrate(run))))
         if not results[-1].finished and not dry_run:
             break

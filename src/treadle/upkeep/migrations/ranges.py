@@ -38,7 +38,7 @@ def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int
     end = ends[0]["_id"]
     within = yield from _within(run, start, end, size)
     before = run.done
-    for way, version, origin in pipelines(run):
+    for way, version, origin in _pipelines(run):
         yield from _apply(run, within, origin, way, version)
     return [end], run.done - before
 
@@ -59,7 +59,7 @@ def _bracket(identity: Any) -> str:
     return "number" if number else type(identity).__name__
 
 
-def pipelines(run: Run, *, functions: bool = False) -> list[tuple[Any, int, int]]:
+def _pipelines(run: Run) -> list[tuple[list[Raw], int, int]]:
     """Each step with the version that it leads to and the one that it starts from, in order."""
     lineage = run.lineage
     steps: list[tuple[Any, int, int]] = []
@@ -68,17 +68,17 @@ def pipelines(run: Run, *, functions: bool = False) -> list[tuple[Any, int, int]
     for version in range(lineage.highest - 1, run.to - 1, -1):
         back = lineage.steps[version].back if version in lineage.steps else None
         steps.append((back, version, version + 1))
-    return [each for each in steps if isinstance(each[0], list) or (functions and each[0] is not None)]
+    return [each for each in steps if isinstance(each[0], list)]
 
 
-def of_version(lineage: Lineage, version: int) -> Raw:
+def _of_version(lineage: Lineage, version: int) -> Raw:
     """The condition that a document is of a version; one without any is of the first."""
     return {lineage.field: {"$in": [1, None]} if version == 1 else {"$eq": version}}
 
 
 def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> Plan[None]:
     """One step of the documents of a range that are of its version; one that fails is set aside."""
-    conditions: list[Raw] = [run.scope, of_version(run.lineage, origin)]
+    conditions: list[Raw] = [run.scope, _of_version(run.lineage, origin)]
     pipeline = [*way, {"$set": {run.lineage.field: {"$literal": version}}}]
     final = version == run.to
     if run.aside:

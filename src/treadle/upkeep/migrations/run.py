@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pymongo.errors import BulkWriteError
 
 from treadle.engine.lease import Lease
 from treadle.engine.set_aside import SET_ASIDE, note_aside
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
@@ -22,9 +22,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.jobs import Throttle, check_throttle
 from treadle.values import frozen
-
-# The types of versions that are equal in an expression exactly where they are for a filter.
-PLAIN_TYPES = ("int", "long", "double", "null", "missing")
 
 
 @frozen
@@ -69,7 +66,6 @@ class Options:
     retry: bool = False
     stop: Callable[[], bool] | None = None
     report: Report | None = None
-    strategy: str = "update"
 
     def sized(self, most: int) -> int:
         """How many documents to take at a time: where it is throttled, what may be done in a second."""
@@ -83,10 +79,6 @@ class Options:
                 f"batch={self.batch!r} is not a whole number from 1 to 100,000", code="migration-option"
             )
         check_throttle(self.throttle)
-        if self.strategy not in ("update", "swap"):
-            raise UsageError(
-                f"strategy={self.strategy!r}; it takes 'update' or 'swap'", code="migration-option"
-            )
 
 
 @dataclass(slots=True)
@@ -106,8 +98,6 @@ class Run:
     aside: int = 0
     # How many were left when it ended, where that was counted.
     left: int | None = None
-    # How many documents there were of each version, once they are counted.
-    found: dict[int, int] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -160,27 +150,15 @@ def runs(
         if any(each is entry for each, _ in group) and len(group) == len([entry, *entry.below]):
             scope = dict(entry.whole_scope)
         lineage = group[0][1]
-        lease = lease_of(entry.collection, entry.limits, options.owner, options.is_dead)
+        lease = Lease(
+            entry.limits,
+            f"migrate:{entry.collection}",
+            entry.limits.migration_lease_seconds,
+            options.owner,
+            options.is_dead,
+        )
         made.append(Run(graph, server, entry, lineage, scope, _target(lineage, to), options, lease))
     return made
-
-
-def lease_name(collection: str) -> str:
-    return f"migrate:{collection}"
-
-
-def lease_of(collection: str, limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> Lease:
-    """What only one process at a time holds who migrates a collection."""
-    return Lease(limits, lease_name(collection), limits.migration_lease_seconds, owner, is_dead)
-
-
-def taken_over(run: Run) -> DataError:
-    """What to raise where the lease is another's by now."""
-    return DataError(
-        f"another process took over the migration of {run.entry.collection}, because this one did not "
-        "renew its lease in time; nothing was changed",
-        code="migration-running",
-    )
 
 
 def _members(entry: Entry[Any]) -> list[tuple[Entry[Any], Lineage]]:
@@ -211,15 +189,6 @@ def _target(lineage: Lineage, to: int | None) -> int:
 
 def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     """How many documents there are of each version; under 0 those whose version is none."""
-    return (yield from counted(entry))[0]
-
-
-def counted(entry: Entry[Any]) -> Plan[tuple[dict[int, int], bool]]:
-    """The same, and whether all versions are plain numbers, or missing.
-
-    Any other may be no version here and one for a filter, such as a list that
-    holds one, or the other way round.
-    """
     version: Raw = {"$ifNull": ["$_id", 1]}
     bounds = [{"$gte": [version, 1]}, {"$lt": [version, 2**31]}]
     whole = {"$and": [*bounds, {"$eq": [version, {"$trunc": version}]}]}
@@ -231,17 +200,11 @@ def counted(entry: Entry[Any]) -> Plan[tuple[dict[int, int], bool]]:
             {"$match": dict(entry.whole_scope)},
             # By the field itself first, which is several times quicker, so that few are left to judge.
             {"$group": {"_id": f"${_members(entry)[0][1].field}", "n": {"$sum": 1}}},
-            {
-                "$group": {
-                    "_id": version,
-                    "n": {"$sum": "$n"},
-                    "plain": {"$min": {"$in": [{"$type": "$_id"}, list(PLAIN_TYPES)]}},
-                }
-            },
+            {"$group": {"_id": version, "n": {"$sum": "$n"}}},
             {"$sort": {"_id": 1}},
         ],
     )
-    return {row["_id"]: row["n"] for row in rows}, all(row["plain"] for row in rows)
+    return {row["_id"]: row["n"] for row in rows}
 
 
 def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
