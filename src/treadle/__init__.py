@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         TreadleError,
         UsageError,
     )
-    from treadle.graph.changing import Replaces
     from treadle.graph.lifecycle import CreatedAt, UpdatedAt
     from treadle.graph.limits import Limits
     from treadle.graph.operations import (
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from treadle.upkeep.jobs import JobStatus
     from treadle.upkeep.migrations.log import MigrationRun
     from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
-    from treadle.upkeep.replacing import ChangeStatus
     from treadle.upkeep.schedule import Ran
 
 __version__ = "0.1.0"
@@ -92,7 +90,6 @@ __all__ = [
     "Bucket",
     "Bulk",
     "BulkFailed",
-    "ChangeStatus",
     "Changed",
     "ChildReferences",
     "Collect",
@@ -141,7 +138,6 @@ __all__ = [
     "Quarter",
     "Ran",
     "Replace",
-    "Replaces",
     "Rollup",
     "Sample",
     "SetAside",
@@ -180,7 +176,6 @@ _HOMES = {
     "Bucket": "patterns.bucket.rule",
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
-    "ChangeStatus": "upkeep.replacing",
     "Changed": "graph.outcomes",
     "ChildReferences": "patterns.tree.child_references",
     "Collect": "patterns.computed.collect",
@@ -229,7 +224,6 @@ _HOMES = {
     "Quarter": "patterns.rollup",
     "Ran": "upkeep.schedule",
     "Replace": "graph.operations",
-    "Replaces": "graph.changing",
     "Rollup": "patterns.rollup",
     "Sample": "upkeep.migrations.run",
     "SetAside": "upkeep.migrations.run",

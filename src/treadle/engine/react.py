@@ -23,7 +23,6 @@ from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.engine.set_aside import set_aside
-from treadle.engine.sides import NONE
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
@@ -246,10 +245,7 @@ def _update_targets(
             effects[frozen].first.update({path: {"$literal": value} for path, value in values.items()})
     keys = [effect.key for effect in changed]
     followed = derivation(target).last_level > level
-    sides = (yield from ledger.sides(target)) if target.replacements else NONE
-    updates = [
-        (effect.key, update_pipeline(target, effect.first, effect.second, sides)) for effect in changed
-    ]
+    updates = [(effect.key, update_pipeline(target, effect.first, effect.second)) for effect in changed]
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, [each["_id"] for each in before.values()])

@@ -45,9 +45,7 @@ def rewrite(
         arranged = yield from arrange(server, entry, keys, ledger)
     made = {freeze(each) for each in arranged.made}
     projection = None if unforced is None else recomputation.projection
-    stored = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
-    sides = yield from ledger.sides(entry)
-    documents = [sides.framed(each) for each in stored] if sides else stored
+    documents = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
     present, own = [each["_id"] for each in documents], recomputation.keys(documents)
     known = freeze_all(present)
     frozen_keys = known if entry.group is None else freeze_all(own)
@@ -77,13 +75,13 @@ def rewrite(
             # One that was made here has its values, but not their dates.
             known_as = {} if known[number] in made else document
             dating = list((dated or {}).get(frozen_keys[number], ()))
-            update = recomputation.rewrite(sets, known_as, right, sides, dating)
+            update = recomputation.rewrite(sets, known_as, right, dating)
             operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
     if changed and derivation(entry).noted:
         afters = yield from by_ids(entry.collection, present)
-        for document, frozen in zip(stored, known, strict=True):
+        for document, frozen in zip(documents, known, strict=True):
             before = None if frozen in made else document
             ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
     return changed

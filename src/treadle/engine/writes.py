@@ -18,14 +18,12 @@ from treadle.engine.checked import as_written, checked, require_valid
 from treadle.engine.fill import fill_own
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
-from treadle.engine.named import refuse_renaming
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import touches_of, touching
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import PartlyDone, UsageError
-from treadle.graph.change import NOT_GIVEN, Change
-from treadle.graph.derived import CopyRule
+from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
@@ -49,7 +47,6 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import translate_update
-from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked, checked_array_filters
 from treadle.query.pairs import paired_update, sorting_stages, sorts_names
@@ -173,8 +170,6 @@ class _Update:
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
-        if not ledger.transactional:
-            yield from self._refuse_renaming(befores)
         with self._translated():
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
@@ -187,15 +182,6 @@ class _Update:
         for after in final:
             ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
         return [each for each in final if freeze(each["_id"]) in afters]
-
-    def _refuse_renaming(self, befores: Sequence[Raw]) -> Plan[None]:
-        """Refuse what a transaction would take back: without one there is no way back."""
-        sets = self.update.get("$set", {}) if isinstance(self.update, dict) else {}
-        for rule in self.entry.feeding(CopyRule, None):
-            if self.touched is None or any(overlap(path, rule.to) for path in self.touched):
-                kept = [each for each in befores if same(rule.name_of(each), sets.get(rule.to, NOT_GIVEN))]
-                names = rule.names_of(each for each in befores if each not in kept)
-                yield from refuse_renaming([rule], names)
 
 
 class UpdateOneDocument(_Update, Work[D | None]):
@@ -257,12 +243,11 @@ class UpdateOneDocument(_Update, Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(rule.needs_before or ledger.joined for each in entry.related for rule in each.rules)
-        # Without a transaction an intent must name the document before it is written.
         followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
         # Whoever refers to it by a name that it had must be found by that.
         followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
         followed = followed or not self.sure
-        if ledger.transactional and not followed:
+        if not followed:
             return (yield from self._without_before(ledger))
         before = yield from self._first()
         if before is None:

@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph import kinds
-from treadle.graph.changing import ShadowPlace, replace
 from treadle.graph.declarations import declarations
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
-from treadle.graph.pattern import CARRIED_OUT, NOTHING, Entry, Maintain, Rule
+from treadle.graph.pattern import CARRIED_OUT, NOTHING, TRANSACTIONS, Entry, Maintain, Rule
 from treadle.graph.shards import shards_of
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
@@ -44,13 +43,15 @@ USED_BY: Mapping[Maintain, frozenset[str]] = {
     "schedule": _HISTORY | {"merges", "unions"},
 }
 NEEDED_BY: Mapping[Maintain, Mapping[str, str]] = {
+    "stream": TRANSACTIONS,
     "schedule": dict.fromkeys(("merges", "unions"), "declare maintain='write' or maintain='stream'"),
 }
 
 
 def needs_of(rule: Rule) -> dict[str, str]:
     """What a rule cannot be kept right without, and what to do instead."""
-    return {**rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
+    derived = isinstance(rule, DERIVED) or type(rule).record is not Rule.record
+    return {**(TRANSACTIONS if derived else NOTHING), **rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
 
 
 @frozen
@@ -89,16 +90,12 @@ class Graph:
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
                     rule = pattern.bind(place, self)
-                    if isinstance(place, ShadowPlace):
-                        # The declaration that it replaces was bound just before.
-                        replace(rule, entry.rules[-1])
                     for own in (rule, *rule.companions()):
                         own.declared = pattern
                         self._place(entry, own)
         kinds.spread(self)
         for entry in self.entries.values():
             entry.forget_lookups()
-            entry.replacements = [each.replacement for each in entry.rules if each.replacement is not None]
         # Every rule once.
         self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
         for rule in self.rules:
@@ -327,10 +324,6 @@ class Graph:
                 code="pipeline-updates-missing",
             )
         for rule in self.rules:
-            if rule.maintain == "stream":
-                what = f"{rule.place.label}: maintain='stream' follows change streams and"
-                instead = "declare maintain='write'"
-                server.require_transactions(what, instead, "streams-unavailable", DeclarationError)
             for name, instead in needs_of(rule).items():
                 server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
         return server
@@ -398,8 +391,6 @@ class Graph:
                     continue
                 if paths is None or any(overlap(path, maintained) for path in paths):
                     yield other
-                    if other.replaced_by not in (None, rule):
-                        yield other.replaced_by
 
     def _find_watched(self, entry: Entry[Any]) -> None:
         watched: set[str] | None = set()

@@ -192,10 +192,6 @@ class Rule:
         self.declared: Any = None
         self.maintain: Maintain = "write"
         self.every: timedelta | None = None
-        # The rules of a field that has two declarations (`changing.py`), and how they change places.
-        self.replaces: Rule | None = None
-        self.replaced_by: Rule | None = None
-        self.replacement: Any = None
 
     # -- what it is about: asked by the graph, by set-up and by the check of updates ----------
 
@@ -416,8 +412,6 @@ class Entry(Generic[D]):
         # What is declared here and on the kinds above, and what is made of this model's documents.
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
-        # The fields that have two declarations (`changing.py`).
-        self.replacements: list[Any] = []
         self._lookups: dict[Any, list[Any]] = {}
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.

@@ -34,7 +34,7 @@ from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, accepts_partial, read_capabilities
 from treadle.plan.dry_run import dry
-from treadle.upkeep import fingerprints, replacing, validation, zones
+from treadle.upkeep import fingerprints, validation, zones
 from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
@@ -50,7 +50,6 @@ STATE = frozenset(
     f"treadle.{name}"
     for name in (
         "batches",
-        "changes",
         "contributions",
         "guards",
         "intents",
@@ -133,7 +132,6 @@ def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[
         # Elsewhere the worker keeps a ledger of contributions instead.
         yield from _keep_former_states(graph, existing, actions)
     yield from fingerprints.compare(graph, actions)
-    yield from replacing.declare(graph)
     return actions
 
 

@@ -35,11 +35,11 @@ from bson import ObjectId
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
+from treadle.engine.commit import Commit
 from treadle.engine.fill import GUARDS
 from treadle.engine.intents import COLLECTION
 from treadle.engine.lease import LONG_AGO
 from treadle.engine.ledger import Ledger
-from treadle.engine.work import Commit, Writer
 from treadle.graph.change import Change
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.patterns.archive.places import ArchivePlaces
@@ -60,7 +60,6 @@ from treadle.plan.server_errors import DUPLICATE_KEY, lacks_majority
 from treadle.query.keys import freeze
 from treadle.query.paths import put, value_at
 
-WRITER = Writer(lambda: "archive")
 # What becomes of a copy there: not yet archived, archived until it is inserted here, or to be removed.
 # Counted ones are moved until the mark on their copy is gone.
 COPYING, RESTORING, OVER, MOVED = "copying", "restoring", "over", "moved"
@@ -136,7 +135,7 @@ def move(rule: ArchivePlaces, commit: Commit, chosen: Raw) -> Plan[int]:
         mine = yield from find(rule.into, {"_id": {"$in": keys}, TOKEN: token}, {"_id": 1})
         made = {freeze(each["_id"]) for each in mine}
         known = {key: _bytes(each) for each in documents if (key := freeze(each["_id"])) in made}
-        moved = yield from commit.follow(lambda ledger: _let_go(rule, token, keys, known, ledger), WRITER)
+        moved = yield from commit.follow(lambda ledger: _let_go(rule, token, keys, known, ledger))
     except Undone:
         moved = 0
     except Exception:
@@ -255,7 +254,7 @@ def bring(
         return (yield from arrive(own, ledger))
 
     try:
-        after = yield from commit.follow(body, WRITER) if raw is not None else _nothing()
+        after = yield from commit.follow(body) if raw is not None else _nothing()
     except (Undone, DuplicateKeyError):
         after = yield from find_one(entry.collection, by_id(key))
     except Exception:

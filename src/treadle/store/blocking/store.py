@@ -19,7 +19,6 @@ from pymongo.errors import PyMongoError
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
 from treadle.engine.lease import Lease
-from treadle.engine.ledger import Ledger
 from treadle.graph.calls import ALL
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -29,7 +28,7 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
-from treadle.store import joined, shell
+from treadle.store import shell
 from treadle.store.background import repeating
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
@@ -419,41 +418,6 @@ class Store(Operations):
                     if isinstance(error, PyMongoError):
                         raise shell.clear(error) from error.__cause__
                     raise
-
-    @contextmanager
-    def deferred(self) -> Generator[ClientSession]:
-        """A transaction in which derived values follow once, at the end of the block.
-
-        Each target is then written once for all writes of the block; until
-        then reads inside show it as it was before. Inside a `transaction()`
-        block it belongs to that transaction, else it commits at its end.
-        """
-        self._capabilities().require_transactions("deferred()")
-        session = self._within(None)
-        if session is None:
-            with self.transaction() as own, self._deferring(own):
-                yield own
-        elif joined.deferring(self, session) is not None:
-            yield session
-        else:
-            with self._deferring(session):
-                yield session
-
-    @contextmanager
-    def _deferring(self, session: ClientSession) -> Generator[None]:
-        ledger = Ledger(whole=True, joined=True)
-        transactions = self.runner.transactions
-        changes = transactions.changes(session)
-        try:
-            with joining(self, session, ledger):
-                yield
-            self.runner.run(self.protocol.settle(ledger), session)
-        except BaseException:
-            # What follows from the block's writes was not written, so that they may not be committed either,
-            # even if the transaction around it goes on.
-            if transactions.changes(session) > changes:
-                self.runner.end_refused(session)
-            raise
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
