@@ -82,8 +82,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
             if entry.tombstone is None:
-                ids = crud.named(entry, self.filter) if entry.plain else []
-                raw = yield from find_one_and_delete(entry.collection, self.filter, ids=ids)
+                raw = yield from find_one_and_delete(entry.collection, self.filter)
             else:
                 raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
         return (yield from self._current(raw))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import bson
 from bson import ObjectId
-from pymongo import ReturnDocument
 from pymongo.errors import WriteError
 
 from treadle.engine import crud, lazy
@@ -31,7 +29,6 @@ from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.document import Document
 from treadle.plan import (
-    Call,
     Plan,
     Raw,
     Update,
@@ -103,10 +100,6 @@ def speaks_of_current(entry: Entry[Any]) -> bool:
 def may_upgrade(entry: Entry[Any]) -> bool:
     """Whether bringing a document to the current version may change what others follow from."""
     return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
-
-
-# The options of an update that shows the document after it.
-AFTER = MappingProxyType({"return_document": ReturnDocument.AFTER})
 
 
 class _Update:
@@ -212,32 +205,10 @@ class UpdateOneDocument(_Update, Work[D | None]):
             self.options["array_filters"] = filters
 
     def direct(self) -> Plan[Raw | None]:
-        entry = self.entry
-        # It may go with others where a look afterwards tells what was updated, and what it is then.
-        shared = entry.plain and not entry.scope and not self.options and self.sort is None
-        shared = shared and self.returns == "after" and not entry.versioned
-        if shared and (ids := crud.named(entry, self.filter)):
-            return self._one_of_many(ids)
-        return self._one_of_its_own()
-
-    def _one_of_its_own(self) -> Plan[Raw | None]:
         with self._translated(), self._noting_older():
             raw = yield from crud.update_one_raw(
                 self.entry, self.filter, self.update, self.sort, after=self.returns == "after", **self.options
             )
-        return raw
-
-    def _one_of_many(self, ids: list[Any]) -> Plan[Raw | None]:
-        """The one command of an update that may share a round trip."""
-        sent = (self.filter, self.update)
-        name = self.entry.model.__name__
-        try:
-            raw: Raw | None = yield Call(self.entry.collection, "find_one_and_update", sent, AFTER, ids=ids)
-        except Exception as error:
-            better = translate_update(error, name, [self.filter, {"update": self.update}])
-            if better is error:
-                raise
-            raise better from error
         return raw
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:

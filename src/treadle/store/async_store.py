@@ -204,14 +204,7 @@ class AsyncStore(AsyncOperations):
         array_filters: Sequence[Any] | None = None,
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or before, or None."""
-        calls = self._calls(model)
-        simple = session is None and sort is None and array_filters is None and returns == "after"
-        if simple and (prompt := calls.prompt) is not None and self._free_to_write:
-            command = prompt.update(id_or_filter, update)
-            if command is not None:
-                document: D | None = prompt.after(await self._at_once(prompt, command))
-                return document
-        plan = calls.update(id_or_filter, update, sort, returns, array_filters)
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
         return await self._write(plan, session)
 
     async def update_many(

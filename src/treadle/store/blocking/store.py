@@ -198,14 +198,7 @@ class Store(Operations):
         array_filters: Sequence[Any] | None = None,
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or before, or None."""
-        calls = self._calls(model)
-        simple = session is None and sort is None and array_filters is None and returns == "after"
-        if simple and (prompt := calls.prompt) is not None and self._free_to_write:
-            command = prompt.update(id_or_filter, update)
-            if command is not None:
-                document: D | None = prompt.after(self._at_once(prompt, command))
-                return document
-        plan = calls.update(id_or_filter, update, sort, returns, array_filters)
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
         return self._write(plan, session)
 
     def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
