@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from bson import ObjectId
+from pymongo import UpdateOne
 
 from treadle.engine import crud, lazy
 from treadle.engine.burials import bury, burying
@@ -37,7 +38,6 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import distinct, freeze
 from treadle.query.safety import clean_filter
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine.deletes import follow_references
@@ -30,7 +31,6 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical, same
 from treadle.query.keys import freeze, may_be_id, same_key

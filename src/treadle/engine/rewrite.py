@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from pymongo import UpdateOne
+
 from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
@@ -14,7 +16,6 @@ from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze, freeze_all
 
 

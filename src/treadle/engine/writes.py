@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import bson
 from bson import ObjectId
+from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
 from treadle.engine import crud, lazy
@@ -42,7 +43,6 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import translate_update
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked, checked_array_filters

@@ -20,7 +20,7 @@ from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
 from treadle.graph.pattern import CARRIED_OUT, NOTHING, TRANSACTIONS, Entry, Maintain, Rule
-from treadle.graph.shards import shards_of
+from treadle.graph.shards import Shards
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan.capabilities import Capabilities
@@ -106,8 +106,8 @@ class Graph:
             rule.check(self)
         self._refuse_maintained_names()
         self._refuse_derived_readings()
-        self.shards = shards_of(self, self.entries.values())
-        self._refuse_across_shards()
+        self.shards = Shards(self.entries.values())
+        self.shards.check(self.rules)
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
@@ -297,17 +297,6 @@ class Graph:
                         "readings as documents",
                         code="layout-derived",
                     )
-
-    def _refuse_across_shards(self) -> None:
-        """Refuse what cannot be kept right in a sharded collection."""
-        for rule in self.rules:
-            collections = {rule.target.collection, *rule.watches()} & set(self.shards.keys)
-            if collections and not rule.across_shards:
-                raise DeclarationError(
-                    f"{rule.place.label}: {rule.pattern} cannot be kept in {min(collections)}, which is "
-                    "sharded: it takes documents of several shards together; leave out shard_key=, or it",
-                    code="shard-key-pattern",
-                )
 
     def check_server(self, server: Capabilities) -> Capabilities:
         """The server's capabilities, if every declaration can be kept with them."""

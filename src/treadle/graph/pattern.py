@@ -223,10 +223,6 @@ class Rule:
         """What set-up must create for this to be quick."""
         return []
 
-    def holds(self) -> Iterable[tuple[str, Any]]:
-        """Collections whose documents hold the shard key of what they refer to, and where (`Held`)."""
-        return ()
-
     def unique_indexes(self) -> list[IndexModel]:
         """The indexes of the target without which this could not be kept right."""
         return []

@@ -14,6 +14,8 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pymongo import DeleteOne, UpdateOne
+
 from treadle.engine.named import names_of, targets_of
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
@@ -21,7 +23,6 @@ from treadle.graph.change import AFTER, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find, server_facts
-from treadle.plan.operations import DeleteOne, UpdateOne
 from treadle.query.keys import GroupKey, distinct, freeze
 from treadle.query.paths import outermost, overlap, plain, put, value_at
 from treadle.upkeep.dirty import Dirty

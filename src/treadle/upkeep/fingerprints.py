@@ -12,11 +12,12 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pymongo import UpdateOne
+
 from treadle.graph.graph import DERIVED, Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, bulk_write, find, find_one, update_many
-from treadle.plan.operations import UpdateOne
 
 COLLECTION = "treadle.setup"
 # How a value is maintained, not what it is.

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bson import ObjectId
+from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine import lazy
@@ -47,7 +48,6 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import (
     BAD_VALUE,
     POISON,

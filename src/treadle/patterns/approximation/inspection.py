@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from pymongo import UpdateOne
+
 from treadle.engine.commit import Commit
 from treadle.engine.set_aside import log
 from treadle.graph.calls import Sums
@@ -17,7 +19,6 @@ from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import LEDGER, plain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from bson import ObjectId
 from pydantic import Field
-from pymongo import DESCENDING, IndexModel
+from pymongo import DESCENDING, IndexModel, UpdateOne
 
 from treadle.graph.calls import ArrayRule, HierarchyRule
 from treadle.graph.change import Change, Changes
@@ -44,7 +44,6 @@ from treadle.plan import (
     update_many,
     update_one,
 )
-from treadle.plan.operations import UpdateOne
 from treadle.query.comparison import identical
 from treadle.query.keys import freeze
 from treadle.query.paths import has

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from pymongo import ReplaceOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.convert import convert
@@ -42,7 +43,6 @@ from treadle.plan import (
     meanwhile,
     wait,
 )
-from treadle.plan.operations import ReplaceOne
 from treadle.plan.server_errors import (
     DROPPED,
     DUPLICATE_KEY,
