@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         TreadleError,
         UsageError,
     )
-    from treadle.graph.changing import Replaces
     from treadle.graph.lifecycle import CreatedAt, UpdatedAt
     from treadle.graph.limits import Limits
     from treadle.graph.operations import (
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
     from treadle.upkeep.findings import KeptFinding
     from treadle.upkeep.jobs import JobStatus
     from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
-    from treadle.upkeep.replacing import ChangeStatus
     from treadle.upkeep.schedule import Ran
 
 __version__ = "0.1.0"
@@ -90,7 +88,6 @@ __all__ = [
     "Bucket",
     "Bulk",
     "BulkFailed",
-    "ChangeStatus",
     "ChildReferences",
     "Collect",
     "Conflict",
@@ -137,7 +134,6 @@ __all__ = [
     "Quarter",
     "Ran",
     "Replace",
-    "Replaces",
     "Rollup",
     "Sample",
     "SetAside",
@@ -176,7 +172,6 @@ _HOMES = {
     "Bucket": "patterns.bucket.rule",
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
-    "ChangeStatus": "upkeep.replacing",
     "ChildReferences": "patterns.tree.child_references",
     "Collect": "patterns.computed.collect",
     "Conflict": "errors",
@@ -223,7 +218,6 @@ _HOMES = {
     "Quarter": "patterns.rollup",
     "Ran": "upkeep.schedule",
     "Replace": "graph.operations",
-    "Replaces": "graph.changing",
     "Rollup": "patterns.rollup",
     "Sample": "upkeep.migrations.run",
     "SetAside": "upkeep.migrations.run",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Generator
 from datetime import timedelta
 from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo import MongoClient
 
-from tests.support import shared_server
 from tests.upkeep.followed import without_former_states
 from treadle import (
     Average,
@@ -175,13 +172,6 @@ class Writes:
             self.store.delete(self.shipment, shipment.id)
 
 
-@pytest.fixture(scope="module")
-def alone() -> Generator[Any]:
-    """A database on a server without transactions."""
-    with shared_server(replica_set=False) as server, MongoClient[Any](server.uri) as client:
-        yield client["names"]
-
-
 def test_values_follow_a_random_history(run, database):
     """Writes of both sides, renames and swaps, with names that nobody has for a while."""
     Carrier, Shipment = models("write")
@@ -194,19 +184,6 @@ def test_values_follow_a_random_history(run, database):
         check(database)
         if number % 20 == 0:
             assert [] == store.verify()
-    assert [] == store.verify()
-
-
-def test_values_follow_without_transactions(alone):
-    Carrier, Shipment = models("write")
-    store: Any = Store(alone, [Carrier, Shipment])
-    store.setup()
-    store.raw = alone
-    writes = Writes(store, Carrier, Shipment, seed=8)
-    writes.acts.remove(writes.act_swap)
-    for _ in range(STEPS // 3):
-        writes.write()
-        check(alone)
     assert [] == store.verify()
 
 

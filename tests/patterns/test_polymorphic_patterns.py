@@ -8,10 +8,8 @@ from typing import Annotated, Any
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo import MongoClient
 
 from tests.patterns.stock import Customer, CustomerCard
-from tests.support import shared_server
 from treadle import (
     Approximate,
     Average,
@@ -22,7 +20,6 @@ from treadle import (
     Formula,
     Id,
     Outlier,
-    Store,
     Subset,
     Sum,
     Unchecked,
@@ -132,12 +129,6 @@ def story(store: Any, database: Any) -> None:
 
 def test_kinds_carry_other_patterns(run, database):
     story(run.store(RULED), database)
-
-
-@pytest.mark.server
-def test_kinds_carry_other_patterns_without_transactions():
-    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
-        story(Store(client["kinds"], RULED), client["kinds"])
 
 
 def test_a_kind_as_a_source_counts_its_own_documents_only(run, database):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import threading
-import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -15,20 +14,15 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from tests.patterns.sales import (
-    CHAIN,
     DailySales,
     HourlySummary,
     PerAnyShop,
     PerShop,
     Sale,
-    act_on_chain,
     at,
-    check_chain,
     sale,
 )
-from tests.support import shared_server
 from treadle import Average, Count, Document, Max, Min, Rollup, Store, Sum, Week
-from treadle.server.local import LocalServer
 
 WRITERS = 8
 
@@ -137,67 +131,6 @@ def test_repair_and_writers_at_once(server, database):
         together([store.repair, *(lambda n=number: write(n) for number in range(3))])  # type: ignore[misc]
         store.repair()
         assert [] == store.verify()
-    finally:
-        for client in clients:
-            client.close()
-
-
-# -- a server without transactions -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def alone() -> Generator[LocalServer]:
-    with shared_server(replica_set=False) as running:
-        yield running
-
-
-@pytest.fixture
-def plain(alone: LocalServer) -> Generator[Any]:
-    with MongoClient[Any](alone.uri) as client:
-        name = f"rollup_{uuid.uuid4().hex[:8]}"
-        yield client[name]
-        client.drop_database(name)
-
-
-def test_without_transactions_groups_come_move_and_go(plain):
-    store = Store(plain, [Sale, DailySales, HourlySummary, PerShop])
-    store.setup()
-    made = store.insert(sale(1, "1", 2026, 3, 1, shop="a"))
-    store.insert_many([sale(1, "2", 2026, 3, 1, shop="a"), sale(2, "4", 2026, 3, 2, shop="b")])
-    store.update(Sale, made.id, {"$set": {"product_id": 2, "created_at": at(2026, 3, 2, 5)}})
-    assert {(1, 1): 1, (2, 2): 2} == {
-        (each.product_id, each.day.day): each.order_count for each in store.find(DailySales)
-    }
-    store.update_many(Sale, {}, {"$set": {"created_at": at(2026, 4, 1)}})
-    store.delete_many(Sale, {"product_id": 2})
-    assert [(1, at(2026, 4, 1), 1)] == [
-        (each.product_id, each.day, each.order_count) for each in store.find(DailySales)
-    ]
-    assert [] == store.verify()
-    assert [] == list(plain["treadle.intents"].find())
-    plain.daily_summaries.delete_many({})
-    plain.hourly_summaries.update_many({}, {"$set": {"count": 9}})
-    assert 2 == store.repair()
-    assert [] == store.verify()
-
-
-def test_without_transactions_chains_of_rollups_are_right(plain):
-    store = Store(plain, CHAIN)
-    store.setup()
-    act_on_chain(store)
-    check_chain(store, plain)
-    assert [] == list(plain["treadle.intents"].find())
-
-
-def test_without_transactions_many_writers_make_one_document(alone, plain):
-    Store(plain, [Sale, DailySales]).setup()
-    clients = [MongoClient[Any](alone.uri) for _ in range(4)]
-    try:
-        stores = [Store(client[plain.name], [Sale, DailySales]) for client in clients]
-        for day in range(1, 4):
-            together([lambda s=store, d=day: s.insert(sale(1, "1", 2026, 3, d)) for store in stores])  # type: ignore[misc]
-        assert [4, 4, 4] == [each["order_count"] for each in plain.daily_summaries.find()]
-        assert [] == stores[0].verify()
     finally:
         for client in clients:
             client.close()

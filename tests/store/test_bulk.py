@@ -276,7 +276,7 @@ class Sale(Document, collection="sales"):
     amount: int = 1
 
 
-def test_writes_of_different_documents_share_commands_in_whichever_order_they_come(heard):
+def test_in_an_unordered_bulk_writes_of_one_kind_share_commands(heard):
     database, listener = heard
     store = Store(database, [Shop, Sale])
     store.setup()
@@ -287,7 +287,7 @@ def test_writes_of_different_documents_share_commands_in_whichever_order_they_co
         mixed += [Update(Sale, one.id, {"$set": {"amount": 5}}), Delete(Sale, other.id)]
         mixed.append(Insert(Sale(shop_id=shop.id, amount=2)))
     listener.clear()
-    assert Bulk(30, 30, 30) == store.bulk(mixed)
+    assert Bulk(30, 30, 30) == store.bulk(mixed, ordered=False)
     assert len(listener.names) < 20
     assert (60, 30 * 5 + 30 * 2) == (store.get(Shop, shop.id).sales, store.get(Shop, shop.id).total)
 
@@ -310,8 +310,6 @@ def test_where_the_order_matters_it_is_kept(store, run):
 
 
 def test_an_index_that_was_made_by_hand_is_met_in_the_order_given(run, database):
-    """What takes fewer commands would insert before it deletes."""
-
     class Seat(Document, collection="seats"):
         place: str = ""
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo import MongoClient
 
-from tests.support import race, shared_server
+from tests.support import race
 from treadle import (
     AncestorArray,
     Approximate,
@@ -420,32 +419,6 @@ def test_on_delete_follows_a_soft_deletion(run, deletion):
     assert store.get(Cleared, cleared.id).owner_id is None
     assert store.get(Falling, falling.id) is None
     assert [falling.id] == [each.id for each in store.find(Falling, deleted=True)]
-
-
-@pytest.mark.server
-def test_a_standalone_server_keeps_it_all() -> None:
-    with (
-        shared_server(replica_set=False) as alone,
-        Store(MongoClient(alone.uri)["lifecycle"], MODELS) as store,
-    ):
-        store.setup()
-        ann, blog = store.insert(Person(name="Ann")), store.insert(Blog())
-        posts = [
-            store.insert(Post(author_id=ann.id, blog_id=blog.id, title=str(n), words=1)) for n in range(3)
-        ]
-        store.delete(Post, posts[0].id)
-        assert (2, 2) == (store.get(Blog, blog.id).posts, store.get(Person, ann.id).posts)
-        store.delete(Person, ann.id)
-        store.delete(Post, posts[1].id)
-        assert 1 == store.restore(Person, ann.id).posts
-        store.restore(Post, posts[0].id)
-        assert (2, 2) == (store.get(Blog, blog.id).posts, store.get(Person, ann.id).posts)
-        with pytest.raises(Conflict):
-            store.replace(ann)
-        with pytest.raises(DuplicateKey):
-            store.insert_many([Person(name="x", email="1"), Person(name="y", email="1")])
-        assert 1 == store.count(Person)
-        assert [] == store.verify()
 
 
 # -- beside other patterns ------------------------------------------------------------------------------

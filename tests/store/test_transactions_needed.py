@@ -1,49 +1,105 @@
-"""A standalone server: what needs transactions is refused by name, before anything is changed."""
+"""A standalone server: declarations that need transactions are refused before anything is written.
+
+Covers: graph/graph, engine/commit
+"""
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, Field
 from pymongo import AsyncMongoClient, MongoClient
 
 from tests.support import shared_server
 from treadle import (
-    AncestorArray,
     Approximate,
+    Archive,
     AsyncStore,
-    ChildReferences,
+    BulkFailed,
+    Conflict,
+    Count,
+    DataError,
+    Day,
     DeclarationError,
+    Delete,
     Document,
+    DuplicateKey,
+    ExtendedReference,
+    Formula,
+    History,
     Id,
-    MaterializedPath,
+    Insert,
+    Links,
     Outlier,
     ParentReference,
+    Rollup,
     Store,
+    UpdatedAt,
+    UsageError,
+    migration,
 )
 from treadle.server.local import LocalServer
 
+COMMANDS = "restart mongod with --replSet rs0, then run rs.initiate() once in mongosh"
 
-class Parented(Document, collection="parented", tree=ParentReference(parent="parent_id")):
+
+class Review(Document, collection="reviews"):
+    product_id: int = 1
+
+
+class Product(Document, collection="products"):
+    id: int = 1
+    reviews: Annotated[int, Count(Review, by="product_id")] = 0
+
+
+class Customer(Document, collection="customers"):
+    id: int = 1
+    name: str = "Ada"
+
+
+class CustomerCard(BaseModel):
+    name: str
+
+
+class Order(Document, collection="orders"):
+    customer_id: int = 1
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
+
+
+class Square(Document, collection="squares"):
+    side: int = 2
+    area: Annotated[int | None, Formula({"$multiply": ["$side", "$side"]})] = None
+
+
+class Sale(Document, collection="sales"):
+    at: dt.datetime = dt.datetime(2026, 3, 1)
+
+
+class Daily(Document, collection="daily", rollup=Rollup(Sale, keys={"day": Day("at")}, maintain="schedule",
+                                                        every=dt.timedelta(hours=1))):  # fmt: skip
+    day: dt.datetime
+    sales: Annotated[int, Count()] = 0
+
+
+class Policy(Document, collection="policies", history=History()):
+    limit: int = 1
+
+
+class Letter(Document, collection="letters",
+             archive=Archive(by="at", after=dt.timedelta(days=1), into="old_letters")):  # fmt: skip
+    at: dt.datetime = dt.datetime(2026, 3, 1)
+
+
+class Item(Document, collection="items", links=Links("links")):
+    links: list[Id] = []
+
+
+class Node(Document, collection="nodes", tree=ParentReference(parent="parent_id")):
     parent_id: Id | None = None
-
-
-class Listed(Document, collection="listed", tree=ChildReferences(children="children")):
-    children: list[Id] = []
-
-
-class Array(Document, collection="array", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
-    parent_id: Id | None = None
-    ancestors: list[Id] = []
-
-
-class Pathed(Document, collection="pathed", tree=MaterializedPath(path="path", segment="name")):
-    name: str = "root"
-    path: str = ""
 
 
 class Team(Document, collection="teams"):
@@ -57,53 +113,29 @@ class Page(Document, collection="pages"):
 
 
 class Post(Page, collection="posts"):
-    likes: Annotated[int, Approximate(within=timedelta(hours=1), buffer="durable")] = 0
+    likes: Annotated[int, Approximate(within=dt.timedelta(hours=1), buffer="durable")] = 0
 
 
 class Visited(Document, collection="visited"):
     id: int = 1
-    views: Annotated[int, Approximate(within=timedelta(hours=1))] = 0
+    views: Annotated[int, Approximate(within=dt.timedelta(hours=1))] = 0
 
 
-@dataclass(frozen=True)
-class Case:
-    """A write of a model, and what the message must name; of an AsyncStore the write is awaited."""
-
-    name: str
-    model: type[Document]
-    label: str
-    act: Callable[[Any], Any]
-
-
-CASES = [
-    Case(
-        "parent-reference",
-        Parented,
-        "Parented (tree=): parent-reference",
-        lambda store: store.insert(Parented()),
-    ),
-    Case(
-        "child-references", Listed, "Listed (tree=): child-references", lambda store: store.insert(Listed())
-    ),
-    Case("ancestor-array", Array, "Array (tree=): ancestor-array", lambda store: store.insert(Array())),
-    Case(
-        "materialized-path", Pathed, "Pathed (tree=): materialized-path", lambda store: store.insert(Pathed())
-    ),
-    Case("outlier-insert", Team, "Team.members: outlier", lambda store: store.insert(Team())),
-    Case(
-        "outlier-append",
-        Team,
-        "Team.members: outlier",
-        lambda store: store.array(Team, "members", 7).append(1),
-    ),
-    Case("counter-insert", Post, "Post.likes: approximation", lambda store: store.insert(Post())),
-    Case("counter-add", Post, "Post.likes: approximation", lambda store: store.counter(Post, "likes").add(7)),
-    Case("memory-insert", Visited, "Visited.views: approximation", lambda store: store.insert(Visited())),
-    Case("memory-setup", Visited, "Visited.views: approximation", lambda store: store.setup()),
-    Case("setup", Team, "Team.members: outlier", lambda store: store.setup()),
-    Case("setup-dry-run", Post, "Post.likes: approximation", lambda store: store.setup(dry_run=True)),
-]
-EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# By the label that the message must begin with: the models, and the first document of one of them.
+REFUSED: dict[str, tuple[list[type[Document]], Callable[[], Document]]] = {
+    "Product.reviews": ([Review, Product], Review),
+    "Order.customer": ([Customer, Order], Order),
+    "Square.area": ([Square], Square),
+    "Daily": ([Sale, Daily], Sale),
+    "Policy: history": ([Policy], Policy),
+    "Letter: archive": ([Letter], Letter),
+    "Item: links": ([Item], Item),
+    "Node (tree=)": ([Node], Node),
+    "Team.members": ([Team], Team),
+    "Post.likes: approximation": ([Post], Post),
+    "Visited.views: approximation": ([Visited], Visited),
+}
+EACH = pytest.mark.parametrize("label", REFUSED)
 
 
 @pytest.fixture(scope="module")
@@ -113,80 +145,171 @@ def alone() -> Generator[LocalServer]:
 
 
 @pytest.fixture
-def opened(alone: LocalServer) -> Generator[MongoClient[Any]]:
-    """The database `refused` holds one document of each model, written without Treadle."""
-    with MongoClient[Any](alone.uri) as client:
-        client.drop_database("refused")
-        for case in CASES:
-            client["refused"][case.model.__treadle__.collection].update_one(
-                {"_id": 7}, {"$set": {"members": [], "likes": 0}}, upsert=True
-            )
-        yield client
+def plain(alone: LocalServer) -> Generator[Any]:
+    """An empty database on a standalone server."""
+    with MongoClient[Any](alone.uri, tz_aware=True) as client:
+        client.drop_database("plain")
+        yield client["plain"]
 
 
-def contents(opened: MongoClient[Any]) -> dict[str, list[Any]]:
-    database = opened["refused"]
-    return {name: list(database[name].find()) for name in sorted(database.list_collection_names())}
-
-
-def check(error: DeclarationError, case: Case) -> None:
+def check(error: DeclarationError, label: str) -> None:
     assert "transactions-needed" == error.code
-    assert str(error).startswith(f"{case.label} needs transactions")
-    assert "restart mongod with --replSet rs0, then run rs.initiate() once in mongosh" in str(error)
+    assert str(error).startswith(label)
+    assert "needs transactions, which this standalone server does not have" in str(error)
+    assert COMMANDS in str(error)
+
+
+# -- refused ---------------------------------------------------------------------------------------
 
 
 @EACH
-def test_a_store_refuses_it(opened, case):
-    before = contents(opened)
-    with pytest.raises(DeclarationError) as refused:
-        case.act(Store(opened["refused"], [case.model]))
-    check(refused.value, case)
-    assert before == contents(opened)
+def test_setup_and_the_first_write_refuse_it(plain, label):
+    models, make = REFUSED[label]
+    for call in (
+        lambda store: store.setup(),
+        lambda store: store.setup(dry_run=True),
+        lambda store: store.insert(make()),
+        lambda store: store.verify(),
+    ):
+        with pytest.raises(DeclarationError) as refused:
+            call(Store(plain, models))
+        check(refused.value, label)
+    assert [] == plain.list_collection_names()
 
 
-@EACH
-def test_an_async_store_refuses_it(alone, opened, case):
-    before = contents(opened)
-
-    async def act() -> None:
+def test_an_async_store_refuses_it(alone, plain):
+    async def insert() -> None:
         async with AsyncMongoClient[Any](alone.uri) as own:
-            await case.act(AsyncStore(own["refused"], [case.model]))
+            await AsyncStore(own["plain"], [Review, Product]).insert(Review())
 
     with pytest.raises(DeclarationError) as refused:
-        asyncio.run(act())
-    check(refused.value, case)
-    assert before == contents(opened)
+        asyncio.run(insert())
+    check(refused.value, "Product.reviews")
+    assert [] == plain.list_collection_names()
 
 
-def test_a_flush_from_memory_is_refused_and_loses_nothing(alone, opened):
-    before = contents(opened)
-
-    async def act() -> None:
+def test_a_flush_from_memory_is_refused_and_loses_nothing(alone, plain):
+    async def flush() -> None:
         async with AsyncMongoClient[Any](alone.uri) as own:
-            counter = AsyncStore(own["refused"], [Visited]).counter(Visited, "views")
+            counter = AsyncStore(own["plain"], [Visited]).counter(Visited, "views")
             await counter.add(7)
             with pytest.raises(DeclarationError) as refused:
                 await counter.flush()
-            check(refused.value, Case("", Visited, "Visited.views: approximation", print))
+            check(refused.value, "Visited.views: approximation")
             assert {7: 1} == await counter.pending()
 
-    asyncio.run(act())
-    assert before == contents(opened)
+    asyncio.run(flush())
+    assert [] == plain.list_collection_names()
 
 
-def test_sampled_counters_are_kept(opened):
-    opened.drop_database("refused")
-    with Store(opened["refused"], [Page]) as store:
+def test_sampled_counters_need_none(plain):
+    with Store(plain, [Page]) as store:
         store.setup()
         store.insert(Page())
         store.counter(Page, "shares").add(1)
-    assert [(1, 1)] == [(each["_id"], each["shares"]) for each in contents(opened)["pages"]]
+    assert [(1, 1)] == [(each["_id"], each["shares"]) for each in plain["pages"].find()]
 
 
 @EACH
-def test_a_replica_set_takes_it(database, case):
+def test_a_replica_set_takes_it(database, label):
     """So that it is the server, and not the declaration, that was refused."""
-    database[case.model.__treadle__.collection].insert_one({"_id": 7, "members": [], "likes": 0})
-    store = Store(database, [case.model])
-    case.act(store)
-    store.close()
+    models, make = REFUSED[label]
+    store = Store(database, models)
+    store.setup()
+    store.insert(make())
+
+
+def test_a_transaction_block_is_refused(plain):
+    store = Store(plain, [Customer])
+    with pytest.raises(UsageError) as refused, store.transaction():
+        store.insert(Customer())
+    assert "transactions-unavailable" == refused.value.code
+    assert COMMANDS in str(refused.value)
+
+
+# -- plain, polymorphic and versioned models ---------------------------------------------------------
+
+
+class Animal(Document, collection="animals", discriminator="kind", revision="revision", soft_delete="gone"):
+    id: int
+    name: Annotated[str, Field(max_length=5)] = ""
+    weights: Annotated[list[int], Field(max_length=2)] = []
+    revision: int = 0
+    gone: dt.datetime | None = None
+    touched: Annotated[dt.datetime | None, UpdatedAt()] = None
+
+
+class Cat(Animal, kind="cat"):
+    lives: Annotated[int, Field(ge=0)] = 9
+
+
+class Dog(Animal, kind="dog"):
+    bones: int = 0
+
+
+class User(Document, collection="users", version=2):
+    id: int
+    phones: list[str] = []
+
+
+@migration(User, from_version=1)
+def phone_to_phones(document: dict[str, Any]) -> dict[str, Any]:
+    document["phones"] = [document.pop("phone")]
+    return document
+
+
+ANIMALS = [Animal, Cat, Dog]
+
+
+def test_plain_and_polymorphic_models_are_read_and_written(plain):
+    store = Store(plain, ANIMALS)
+    store.setup()
+    store.insert(Cat(id=1, name="Tom"))
+    store.insert_many([Dog(id=2), Dog(id=3)])
+    assert 8 == store.update(Cat, 1, {"$inc": {"lives": -1}}).lives
+    assert [4] == store.update(Animal, 1, {"$push": {"weights": 4}}).weights
+    assert 2 == store.update_many(Dog, {}, {"$inc": {"bones": 1}})
+    tom = store.get(Cat, 1)
+    assert tom.touched is not None
+    assert 2 == store.replace(tom.model_copy(update={"name": "Tim"})).revision - tom.revision + 1
+    with pytest.raises(Conflict):
+        store.replace(tom)
+    assert store.upsert(Dog, {"_id": 4}, {"$inc": {"bones": 1}}, insert=Dog(id=4)).created
+    assert not store.upsert(Dog, {"_id": 4}, {"$inc": {"bones": 1}}, insert=Dog(id=4)).created
+    assert 1 == store.bulk([Insert(Dog(id=5)), Delete(Dog, 2)]).inserted
+    store.delete(Animal, 3)
+    assert "cat dog dog" == " ".join(type(each).__name__.lower() for each in store.find(Animal, sort="_id"))
+    assert 3 == store.restore(Animal, 3).id
+    assert [] == store.verify()
+
+
+def test_a_refused_write_changes_nothing(plain):
+    store = Store(plain, ANIMALS)
+    store.insert(Cat(id=1, name="Tom", lives=1, weights=[1, 2]))
+    before = plain["animals"].find_one()
+    for update in ({"$inc": {"lives": -2}}, {"$push": {"weights": 3}}, {"$set": {"name": "Thomas"}}):
+        for refuse in (store.update, store.update_many):
+            with pytest.raises(DataError):
+                refuse(Cat, {"_id": 1}, update)
+    with pytest.raises(DuplicateKey):
+        store.insert_many([Dog(id=2), Dog(id=1)])
+    with pytest.raises(BulkFailed):
+        store.bulk([Insert(Dog(id=1))], ordered=False)
+    assert [before] == list(plain["animals"].find())
+
+
+def test_versioned_models_are_read_and_written_but_not_migrated(plain):
+    store = Store(plain, [User])
+    store.setup()
+    plain["users"].insert_one({"_id": 1, "phone": "1"})
+    assert ["1"] == store.get(User, 1).phones
+    store.insert(User(id=2, phones=["2"]))
+    assert ["2", "3"] == store.update(User, 2, {"$push": {"phones": "3"}}).phones
+    for call in (store.migrate, lambda model: store.migrate(model, dry_run=True)):
+        with pytest.raises(UsageError) as refused:
+            call(User)
+        assert "transactions-unavailable" == refused.value.code
+        assert COMMANDS in str(refused.value)
+    assert {"_id": 1, "phone": "1"} == plain["users"].find_one({"_id": 1})
+    with pytest.raises(DataError):
+        store.update(User, {"_id": 1}, {"$set": {"phones": "no list"}})

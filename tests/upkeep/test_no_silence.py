@@ -144,7 +144,7 @@ def test_a_standalone_server_refuses_streams_at_the_first_word() -> None:
         ):
             with pytest.raises(DeclarationError, match=r"Parent\.children") as caught:
                 call(Store(client["shop"], [Parent, Child]))
-            assert "streams-unavailable" == caught.value.code
+            assert "transactions-needed" == caught.value.code
 
 
 def test_set_up_leaves_validators_alone_where_it_is_told_to(run, database):

@@ -10,8 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Generator
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +18,6 @@ import pytest
 from bson.decimal128 import Decimal128
 from pymongo import MongoClient
 
-from tests.support import shared_server
 from tests.upkeep.daily_sales import (
     HOURLY,
     NOON,
@@ -29,7 +26,6 @@ from tests.upkeep.daily_sales import (
     Customer,
     DailySales,
     Item,
-    PerCategory,
     Product,
     Review,
     Sale,
@@ -39,7 +35,6 @@ from tests.upkeep.daily_sales import (
 )
 from tests.upkeep.followed import without_former_states
 from treadle import Count, Document, Limits, Max, Rollup, Store, UsageError
-from treadle.server.local import LocalServer
 from treadle.upkeep import merging
 
 # -- when the stream cannot tell ---------------------------------------------------------------------
@@ -335,28 +330,3 @@ def test_a_killed_run_is_done_again(server, database):
         assert [] == store.verify()
         assert 39 - number == len(summaries(database))
         database["treadle.schedules"].delete_many({})
-
-
-# -- a server without change streams -----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def alone() -> Generator[LocalServer]:
-    with shared_server(replica_set=False) as running:
-        yield running
-
-
-def test_on_a_standalone_server_everything_is_computed_each_time(alone):
-    with MongoClient[Any](alone.uri) as client:
-        database = client[f"schedule_{uuid.uuid4().hex[:8]}"]
-        store = Store(database, [Sale, DailySales, Product, PerCategory])
-        store.setup()
-        database.sales.insert_many([raw(n % 3, "1", 2026, 3, 1 + n % 4) for n in range(24)])
-        database.products.insert_one({"price": Decimal128("1"), "stock": 1})
-        store.run_due(now=NOON)
-        assert [] == store.verify()
-        database.sales.delete_many({"product_id": 1})
-        ran = store.run_due(now=NOON + HOURLY)
-        assert {True} == {each.whole for each in ran}
-        assert {0, 2} == {key[0] for key in summaries(database)}
-        assert [] == store.verify()

@@ -164,7 +164,7 @@ def test_a_standalone_server_is_refused():
         for call in (store.setup, store.worker().run, store.worker().run_until_idle, store.worker().lag):
             with pytest.raises(DeclarationError, match="standalone") as refused:
                 call()
-            assert "streams-unavailable" == refused.value.code
+            assert "transactions-needed" == refused.value.code
 
 
 # -- declarations that come and change ---------------------------------------------------------------

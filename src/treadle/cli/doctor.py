@@ -287,9 +287,11 @@ def _topology(server: Server) -> Answer:
     members = sum(len(hello.get(role, ())) for role in ("hosts", "passives", "arbiters"))
     details = {"kind": server.kind, "name": hello.get("setName"), "members": members or None}
     if server.kind == "standalone":
+        from treadle.plan.capabilities import REPLICA_SET_OF_ONE
+
         advice = (
-            "Treadle works here, with intents in place of transactions, but without trees, outlier arrays, "
-            "durable counters and the worker"
+            "plain, polymorphic and versioned models work here; derived data, trees, histories and "
+            f"migrations are refused: {REPLICA_SET_OF_ONE}"
         )
         return warn("standalone", advice, **details)
     if server.kind == "uninitiated":

@@ -14,8 +14,7 @@ REFUSED = "refused"
 # Per capability, by pattern or way to maintain, what happens without it.
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "transactions": {
-        "Extended Reference, Computed, Rollup, Subset": "kept by intents, one writer at a time",
-        "trees, Outlier, durable counters": REFUSED,
+        "derived data, counters, trees, Outlier, History, Archive, Links, migrations": REFUSED,
     },
     "transaction_seconds": {EVERY: "works in chunks that fit into 30 s"},
     "retryable_writes": {EVERY: REFUSED},

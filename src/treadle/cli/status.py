@@ -51,9 +51,6 @@ def show(status: Status) -> None:
         if rule.rebuild_needed:
             how = " --shadow" if rule.rule.endswith(" (new)") else ""
             say(f"rebuild needed: {rule.rule}; its declaration has changed: run treadle rebuild{how}")
-    for change in status.changes:
-        until = f"; treadle rebuild --undo until {_when(change.undo_until)}" if change.undo_until else ""
-        say(f"{change.rule} is {change.state}, and shows its {change.shows} declaration{until}.")
     if status.set_aside:
         say(f"{counted(status.set_aside, 'document')} set aside; see treadle set-aside list:")
         print_table(("rule", "collection", "document", "code", "since", "reason"), map(_aside, status.aside))

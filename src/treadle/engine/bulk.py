@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
+from treadle.engine.commit import merge, split
 from treadle.engine.contention import in_pieces
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
-from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.react import record
-from treadle.engine.transaction import merge, split
 from treadle.engine.upserts import Upsert
 from treadle.engine.work import ChunkedWork, Work
 from treadle.engine.writes import UpdateEach, UpdateOneDocument
@@ -29,7 +28,6 @@ from treadle.graph import operations
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.operations import Bulk, Operation, Upserted
-from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, find, is_inside, server_facts
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, message_of
@@ -152,56 +150,6 @@ def _likeness(work: Work[Any]) -> tuple[Any, Any]:
     return (type(work), entry) if work.key else (None, None)  # type: ignore[attr-defined]
 
 
-def rearranged(chunk: Sequence[tuple[int, Part]]) -> list[tuple[int, Part]]:
-    """Operations of one commit in an order that takes fewer commands, and leads to the same.
-
-    Writes of different documents, each named by its id, can change places as
-    long as nothing but their ids must be unique.
-    """
-    order: list[tuple[int, Part]] = []
-    for entry, run in groupby(chunk, lambda each: _interchangeable(each[1].work)):
-        some = list(run)
-        keys = [freeze(_key(part.work)) for _, part in some] if entry is not None else []
-        if keys and len(set(keys)) == len(keys):
-            some.sort(key=lambda each: _ORDER.index(type(each[1].work)))
-        order += some
-    return order
-
-
-_ORDER: list[type] = [Insert, UpdateOneDocument, DeleteOneDocument]
-
-
-def _interchangeable(work: Work[Any] | None) -> Entry[Any] | None:
-    """The model whose neighbours a write can change places with; None where the order matters."""
-    if type(work) not in _ORDER or _key(work) is None:
-        return None
-    entry: Entry[Any] = work.entry  # type: ignore[union-attr]
-    return entry if entry.once("interchangeable", lambda: _order_is_free(entry)) else None
-
-
-def _order_is_free(entry: Entry[Any]) -> bool:
-    asked = ("before_insert", "after_insert", "before_delete", "after_delete", "record")
-    # What is deleted along with a document may lead back to this model.
-    among_themselves = any(
-        rule.target.collection == entry.collection or getattr(rule, "on_delete", None) == "cascade"
-        for rule in entry.feeding(Rule, None)
-    )
-    return not (
-        entry.family
-        or entry.versioned
-        or among_themselves
-        or any(entry.answering(method) for method in asked)
-        or any(index.document.get("unique") for index in declared_indexes(entry.root))
-    )
-
-
-def _key(work: Any) -> Any:
-    """The id of the one document that a write means."""
-    if isinstance(work, Insert):
-        return work.batch.raws[0]["_id"]
-    return work.key[0] if work.key else None
-
-
 def _repeats(works: Sequence[Any]) -> bool:
     keys = [freeze(key) for work in works for key in work.key]
     return len(set(keys)) < len(keys)
@@ -268,7 +216,7 @@ class BulkWrite:
         apart = next((n for n, (_, part) in enumerate(chunk) if part.work is None), None)
         if len(chunk) > 1 and apart is None:
             try:
-                return (yield from self._in_some_order(chunk))
+                return (yield from self._counted(chunk))
             except _Apart as found:
                 apart = next(n for n, (_, part) in enumerate(chunk) if part.work is found.work)
         if len(chunk) == 1:
@@ -279,21 +227,6 @@ class BulkWrite:
                 if piece:
                     yield from self._attempt(piece)
         return []
-
-    def _in_some_order(self, chunk: Sequence[tuple[int, Part]]) -> Plan[list[None]]:
-        """One commit in the order that takes fewest commands; as given where that does not do."""
-        order = rearranged(chunk)
-        # An error inside a caller's transaction is the end of it: there is no second attempt.
-        if order != [*chunk] and not (self.ordered and (yield from is_inside())):
-            try:
-                return (yield from self._counted(order))
-            except _Apart:
-                raise
-            except TreadleError:
-                # An index that was made by hand may let them through in one order only.
-                if not self.ordered or (yield from is_inside()):
-                    raise
-        return (yield from self._counted(chunk))
 
     def _counted(self, chunk: Sequence[tuple[int, Part]]) -> Plan[list[None]]:
         outcomes = yield from self._together([part.work for _, part in chunk if part.work])

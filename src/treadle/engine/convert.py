@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import bson
+from pymongo import ReplaceOne, UpdateOne
 
 from treadle.engine.contention import in_pieces
 from treadle.errors import DataError, UsageError
@@ -22,7 +23,6 @@ from treadle.graph.watched import copied
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
-from treadle.plan.operations import ReplaceOne, UpdateOne
 from treadle.plan.server_errors import OBJECT_TOO_LARGE, codes_of, message_of
 
 # Names of fields that a process remembers.
@@ -174,7 +174,7 @@ def _given(raws: Sequence[Raw]) -> list[Raw]:
 # -- storing what was converted --------------------------------------------------------------
 
 
-def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | ReplaceOne | None:
+def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | ReplaceOne[Any] | None:
     """The write that stores a conversion, if what it rests on is unchanged; None if it changes nothing.
 
     Without `compare` the document must be guarded in another way.

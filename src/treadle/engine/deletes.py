@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from bson import ObjectId
+from pymongo import UpdateOne
 
 from treadle.engine import crud, lazy
 from treadle.engine.burials import bury, burying
@@ -14,7 +15,7 @@ from treadle.engine.checked import as_written
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import BUMP, changed_fields
+from treadle.engine.pipelines import BUMP, changed_fields, derivation
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
@@ -37,7 +38,6 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import distinct, freeze
 from treadle.query.safety import clean_filter
 
@@ -82,8 +82,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
             if entry.tombstone is None:
-                ids = crud.named(entry, self.filter) if entry.plain else []
-                raw = yield from find_one_and_delete(entry.collection, self.filter, ids=ids)
+                raw = yield from find_one_and_delete(entry.collection, self.filter)
             else:
                 raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
         return (yield from self._current(raw))
@@ -107,7 +106,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         asked = any(each.answering("before_delete") for each in entry.related)
-        if asked or entry.tombstone is not None or ledger.reads_before(entry):
+        if asked or entry.tombstone is not None or derivation(entry).on_server:
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
                 left = yield from delete_documents(entry, [before], ledger)
@@ -184,10 +183,9 @@ def delete_documents(
         return {}
     keys = [each["_id"] for each in befores]
     groups = list(entry.by_class(befores))
-    # Before anything is deleted: without a transaction there is no way back.
+    # Before anything is written, so that a refusal leaves the caller's transaction usable.
     for exact, own in groups:
         yield from check_restrictions(restricting(exact), own)
-        yield from _refuse_too_large(exact, own, ledger)
     for exact, group in groups:
         for rule in exact.answering("before_delete"):
             yield from rule.before_delete(group, ledger)
@@ -206,11 +204,10 @@ def delete_documents(
 
 
 def follow_deletions(
-    entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger, *, restrict: bool = True, removed: bool = True
+    entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger, *, removed: bool = True
 ) -> Plan[None]:
     """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
-    if restrict:
-        yield from check_restrictions(restricting(entry), befores)
+    yield from check_restrictions(restricting(entry), befores)
     for rule in entry.answering("after_delete") if removed else ():
         yield from rule.after_delete([each["_id"] for each in befores], ledger)
     yield from follow_references(entry, entry.feeding(CopyRule), befores, ledger)
@@ -242,16 +239,6 @@ def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
         f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
         code="cascade-too-large",
     )
-
-
-def _refuse_too_large(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
-    """The same before anything is deleted, where there is no way back."""
-    most = entry.limits.cascade_max
-    for rule in () if ledger.transactional else entry.feeding(CopyRule):
-        if rule.on_delete in ("clear", "cascade"):
-            referring = rule.referring(*rule.names_of(befores))
-            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)):
-                raise _too_large(entry, rule)
 
 
 def smaller_first(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:

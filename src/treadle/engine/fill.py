@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import bson
+from pymongo import UpdateOne
 
 from treadle.engine.older import as_current
 from treadle.engine.pages import by_ids
@@ -28,7 +29,6 @@ from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, outside, update_many
 from treadle.plan.decoding import Unreadable
-from treadle.plan.operations import UpdateOne
 from treadle.query.comparison import same
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import put, value_at
@@ -66,11 +66,10 @@ def fill_copies(
                     if may_be_id(reference):
                         identities[freeze(reference)] = reference
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
-        within = held_keys(of_source, [raw for _, raw in pairs])
         forgiving = lenient or look_only or guard_all
         unread: set[Any] = set()
         try:
-            sources = yield from read_sources(source, list(identities.values()), guarded, within, to)
+            sources = yield from read_sources(source, list(identities.values()), guarded, to)
         except Unreadable as error:
             if not forgiving:
                 raise
@@ -78,9 +77,8 @@ def fill_copies(
             yield from outside(partial(set_aside_unreadable, source.model.__name__, error))
             failed = [key for key, _ in error.failed]
             unread = {freeze(key) for key in failed}
-            within = {**within, "_id": {"$nin": failed}} if to != "_id" else within
             readable = [key for frozen, key in identities.items() if frozen not in unread]
-            sources = yield from read_sources(source, readable, guarded, within, to)
+            sources = yield from read_sources(source, readable, guarded, to, failed if to != "_id" else ())
             if to != "_id":
                 # Nobody can tell which names those have that cannot be read.
                 unread = {frozen for frozen in identities if frozen not in sources}
@@ -134,31 +132,20 @@ def _keep_copies(rule: CopyRule, before: Raw, raw: Raw) -> None:
             new[rule.name] = copy.deepcopy(old[rule.name])
 
 
-def held_keys(rules: Sequence[CopyRule], documents: Sequence[Raw]) -> Raw:
-    """The shards of the sources, as far as the references to them tell; empty where one does not."""
-    values: dict[str, dict[Any, Any]] = {}
-    for rule in rules:
-        holds = list(rule.holds())
-        if not holds:
-            return {}
-        for _, held in holds:
-            for document in documents:
-                for own, path in zip(held.key, held.at, strict=True):
-                    value = value_at(document, own)
-                    values.setdefault(path, {})[freeze(value)] = value
-    return {path: {"$in": list(several.values())} for path, several in values.items()}
-
-
 def read_sources(
-    source: Entry[Any], keys: Sequence[Any], guarded: bool, within: Raw | None = None, to: str = "_id"
+    source: Entry[Any], keys: Sequence[Any], guarded: bool, to: str = "_id", without: Sequence[Any] = ()
 ) -> Plan[dict[Any, Raw]]:
-    """Source documents by what names them, frozen; written as well where they must not change meanwhile."""
+    """Source documents by what names them, frozen; written as well where they must not change concurrently.
+
+    Those `without`, by their ids, are left out.
+    """
     if not keys:
         return {}
     bump = {"$inc": {REVISION: 1}}
-    condition = {to: {"$in": list(keys)}, **source.scope, **(within or {})}
+    within = {**source.scope, **({"_id": {"$nin": list(without)}} if without else {})}
+    condition = {to: {"$in": list(keys)}, **within}
     if guarded and len(keys) == 1:
-        own = {to: {"$eq": keys[0]}, **source.scope, **(within or {})}
+        own = {to: {"$eq": keys[0]}, **within}
         one = yield from find_one_and_update(source.collection, own, bump)
         documents = [one] if one is not None else []
     else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from treadle.engine.commit import commit_on
+from treadle.engine.commit import Commit
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
-from treadle.engine.work import Writer
 from treadle.engine.writes import follow_own
 from treadle.graph.change import Change
 from treadle.graph.gather import freeze
@@ -26,8 +25,7 @@ def perform(
     """Do the writes that `attempt` decides on, and let others follow; its failures, and how many it wrote.
 
     `attempt` reads, and returns the documents before, their writes, and what
-    cannot be written. Without transactions each write is guarded by itself,
-    and what it feeds is recomputed under an intent.
+    cannot be written.
     """
 
     def body(ledger: Ledger) -> Plan[tuple[dict[Any, str], int]]:
@@ -45,4 +43,4 @@ def perform(
             ledger.add(Change(entry.collection, before["_id"], before, after))
         return failures, result.matched_count
 
-    return (yield from commit_on(graph, server).follow(body, Writer(lambda: "migrate")))
+    return (yield from Commit(graph, server).follow(body))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine.indexes import existing_indexes
@@ -25,7 +26,6 @@ from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
 from treadle.query.keys import KEY, distinct, freeze
 from treadle.values import frozen

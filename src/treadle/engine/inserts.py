@@ -126,16 +126,11 @@ class Insert(Work[list[D]]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
-        yield from ledger.note_new(entry, [raw["_id"] for raw in raws])
         gathered: list[tuple[list[Raw], list[GatherRule]]] = []
         if derived.written:
             new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
             # Nobody knows the id of a fresh one; its name anybody may.
             gathered = [(self.batch.known, derived.written), (new, derived.named)]
-        for replacement in entry.replacements:
-            for raw in raws:
-                # An earlier attempt may have turned it.
-                replacement.show(raw, "old")
         for some, rules in gathered:
             if some and rules:
                 yield from self._gather(some, rules, server)
@@ -145,8 +140,7 @@ class Insert(Work[list[D]]):
                 yield from self._date(some, dates)
         if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
-            if ledger.transactional:
-                require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
+            require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
         for raw, fresh in zip(raws, self.batch.fresh, strict=True):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
         return raws
@@ -162,12 +156,10 @@ class Insert(Work[list[D]]):
             states[rule] = yield from rule.before_insert(batch, ledger)
         if derived.fills:
             yield from fill_own(entry, [(None, raw) for raw in batch.raws])
-        if entry.replacements:
-            (yield from ledger.sides(entry)).store(batch.raws)
         with crud.translated(entry.model.__name__, batch.raws, entry):
             if len(batch.raws) == 1:
                 yield Call(entry.collection, "insert_one", (batch.raws[0],))
-            elif undo or not ledger.transactional:
+            elif undo:
                 yield from crud.insert_or_undo(entry.collection, batch.order or batch.raws)
             else:
                 yield from insert_many(entry.collection, batch.order or batch.raws)

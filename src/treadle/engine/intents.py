@@ -1,14 +1,9 @@
-"""Work that is still pending, written down before it can be forgotten.
+"""Pending fan-outs: a source changed that has too many copies for one transaction.
 
-An intent says which documents may be out of step. Doing it is recomputation
-from the sources, so doing it twice is harmless, and `recover` does whatever a
-crash left behind. There are two kinds:
-
-- a *fan-out*: a source changed that has too many copies for one transaction.
-  The intent is committed with the change; the copies follow in chunks, each a
-  transaction that really writes the source, so that no older value can be
-  written over a newer one.
-- a *write* on a server without transactions, see `standalone.py`.
+The intent is committed with the change; the copies follow in chunks, each a
+transaction that really writes the source, so that no older value can be
+written over a newer one. Copying is idempotent: `recover` finishes whatever a
+crash left.
 """
 
 from __future__ import annotations
@@ -33,14 +28,11 @@ COLLECTION = "treadle.intents"
 log = logger(__name__)
 
 
-# -- fan-outs ---------------------------------------------------------------------------
-
-
 def _fan_out_id(fan_out: FanOut) -> Raw:
     return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.name}
 
 
-def record(later: Sequence[FanOut], owner: str) -> Plan[list[Raw]]:
+def record(later: Sequence[FanOut]) -> Plan[list[Raw]]:
     """Write the intents of fan-outs, in the transaction that makes them necessary."""
     intents = []
     for fan_out in later:
@@ -48,7 +40,7 @@ def record(later: Sequence[FanOut], owner: str) -> Plan[list[Raw]]:
         intent = yield from find_one_and_update(
             COLLECTION,
             {"_id": _fan_out_id(fan_out)},
-            {"$inc": {"n": 1}, "$set": {"after": None, "owner": owner}, "$currentDate": {"at": True}},
+            {"$inc": {"n": 1}, "$set": {"after": None}, "$currentDate": {"at": True}},
             upsert=True,
         )
         assert intent is not None

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from treadle.engine.older import as_current, older_among, through_versions
 from treadle.engine.pipelines import derivation
-from treadle.engine.sides import NONE, Sides, sides_of
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Rule
@@ -21,28 +20,18 @@ Contributions: TypeAlias = dict[GatherRule, dict[Any, list[tuple[Any, Any]]]]
 class Ledger:
     """The net changes of a transaction, and what their befores contributed."""
 
-    # Whether all that is done under it happens together or not at all.
-    transactional = True
-
-    def __init__(self, *, whole: bool = False, joined: bool = False) -> None:
+    def __init__(self, *, whole: bool = False, joined: bool = False, transactional: bool = True) -> None:
         # Whether everything must happen in this commit, and nothing can be left for later.
         self.whole = whole
         # Whether the transaction is the caller's own, and may hold earlier writes of the same documents.
         self.joined = joined
+        # Whether all that is done under it happens together or not at all.
+        self.transactional = transactional
         # The net changes, by collection and frozen id.
         self.changes: dict[str, dict[Any, Change]] = {}
         self._evaluated: Contributions = {}
-        self._sides: dict[Entry[Any], Sides] = {}
         # By rule, collection and frozen id what was recorded last.
         self._recorded: dict[Rule, dict[Any, Raw | None]] = {}
-
-    def sides(self, entry: Entry[Any]) -> Plan[Sides]:
-        """Which of two declarations the documents of a model show; asked once."""
-        if not entry.replacements:
-            return NONE
-        if entry not in self._sides:
-            self._sides[entry] = yield from sides_of(entry)
-        return self._sides[entry]
 
     def add(self, change: Change) -> None:
         """Note a change; several of one document become one."""
@@ -84,15 +73,6 @@ class Ledger:
         new = [identity for identity in ids if freeze(identity) not in seen]
         for rule, by_source in (yield from evaluate(rules, new)).items():
             self._evaluated.setdefault(rule, {}).update(by_source)
-
-    def reads_before(self, entry: Entry[Any]) -> bool:
-        """Whether `note_before` has to know which documents are about to be written."""
-        return bool(derivation(entry).on_server)
-
-    def note_new(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
-        """Called before documents are inserted; in a transaction there is nothing to do."""
-        return
-        yield  # pragma: no cover
 
     def before(self, rule: GatherRule, change: Change) -> list[tuple[Any, Any]]:
         """What a changed source contributed before."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.engine.sides import NONE, Sides
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
@@ -87,15 +86,11 @@ def derivation(entry: Entry[Any]) -> Derivation:
     return derived
 
 
-def update_pipeline(
-    target: Entry[Any], first: dict[str, Any], second: dict[str, Any], sides: Sides = NONE
-) -> list[Raw]:
+def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
     """The one update of a target: values, what follows from them, then the formulas."""
     stages: list[Raw] = [{"$set": {**first, **BUMP}}]
     if second:
         stages.append({"$set": second})
-    if sides:
-        stages = [*sides.stages(), *stages, *sides.stages()]
     formulas = formula_stages(target)
     return [*stages, *formulas] if formulas else stages
 

@@ -18,14 +18,13 @@ from typing import Any, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from treadle.engine.commit import commit_on
+from treadle.engine import intents
+from treadle.engine.commit import Commit
 from treadle.engine.groups import require_indexes
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import UNBOUNDED, copy_to, feeds_beyond, react
+from treadle.engine.react import copy_to, feeds_beyond
 from treadle.engine.set_aside import around
-from treadle.engine.standalone import ByIntents
-from treadle.engine.transaction import ByTransaction
-from treadle.engine.work import Busy, ChunkedWork, Commit, Failed, NotAlone, Work, Writer, as_they_are_now
+from treadle.engine.work import Busy, ChunkedWork, Failed, NotAlone, Work, as_they_are_now
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
@@ -47,9 +46,8 @@ class WriteProtocol:
         self._owner = owner
         self._is_dead = is_dead
         self._commit: Commit | None = None
-        # Whether a write left something for recovery, and the writers that may still hold something.
+        # Whether a write left something for recovery.
         self.unfinished = False
-        self.interrupted: list[str] = []
 
     # -- writes ----------------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ class WriteProtocol:
         try:
             commit = yield from self._commit_here()
             yield from commit.mend(entry, keys)
-            yield from commit.follow(copy, self._writer())
+            yield from commit.follow(copy)
             return (yield from as_they_are_now(entry, outcome)) if shown else outcome
         except Exception as error:
             # The write is committed; it must not seem to have failed.
@@ -150,68 +148,42 @@ class WriteProtocol:
             last = keys[-1]
         return done
 
-    def commit(
-        self, works: Sequence[Work[Any]], *, inside: bool = False, ledger: Ledger | None = None
-    ) -> Plan[list[Any]]:
-        """The outcomes of works that share one commit; or of one `inside` a transaction of the caller.
-
-        With a `ledger` its changes are only noted there, for `settle`.
-        """
+    def commit(self, works: Sequence[Work[Any]], *, inside: bool = False) -> Plan[list[Any]]:
+        """The outcomes of works that share one commit; or of one `inside` a transaction of the caller."""
         commit = self._commit or (yield from self._commit_here())
         if inside:
             (work,) = works
-            return [(yield from ByTransaction(self.graph, commit.server).inside(work, ledger))]
-        return (yield from commit.perform(works, self._writer()))
-
-    def settle(self, ledger: Ledger) -> Plan[None]:
-        """Inside a transaction of the caller, let everything follow that was noted."""
-        server = (yield from self._commit_here()).server
-        yield from react(self.graph, server, ledger, copies_max=UNBOUNDED)
+            return [(yield from commit.inside(work))]
+        return (yield from commit.perform(works, self._left))
 
     def _commit_here(self) -> Plan[Commit]:
-        """The way to commit that this server has; asked once."""
+        """How to commit on this server, which is asked once what it can do."""
         if self._commit is None:
-            self._commit = commit_on(self.graph, (yield from server_facts()))
+            self._commit = Commit(self.graph, (yield from server_facts()))
         return self._commit
 
     def forget_server(self) -> None:
         """Ask again what the server can do."""
         self._commit = None
 
-    def _writer(self) -> Writer:
-        return Writer(self._owner, self._is_dead, self._left)
-
-    def _left(self, owner: str) -> None:
+    def _left(self) -> None:
         self.unfinished = True
-        self.interrupted.append(owner)
 
     # -- recovery --------------------------------------------------------------------------------
-
-    def abandon(self) -> Plan[None]:
-        """Let go of what interrupted writers of this process may still hold."""
-        interrupted = list(self.interrupted)
-        if interrupted:
-            yield from (yield from self._commit_here()).abandon(interrupted)
-            self.interrupted = [each for each in self.interrupted if each not in interrupted]
 
     def recover(self) -> Plan[int]:
         """Finish what a crash left half done, in any process; how many such things there were."""
         if not self.graph.derives:
             return 0
         server = yield from server_facts()
-        writer = self._writer()
-        done = 0
+        owner, done = self._owner(), 0
         self.unfinished = False
         try:
-            yield from self.abandon()
             for rule in self.graph.rules:
-                recovering = rule.recover(self.graph, server, writer.owner, self._is_dead)
+                recovering = rule.recover(self.graph, server, owner, self._is_dead)
                 label, collection = rule.place.label, rule.target.collection
                 done += (yield from around(label, collection, None, recovering)) or 0
-            # By intents on a replica set too, which may have been a standalone server before.
-            for commit in (ByTransaction(self.graph, server), ByIntents(self.graph, server)):
-                done += yield from commit.recover(writer)
-            return done
+            return done + (yield from intents.recover(self.graph, server))
         except BaseException:
             self.unfinished = True
             raise

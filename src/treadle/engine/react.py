@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine.deletes import follow_references
@@ -23,7 +24,6 @@ from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.engine.set_aside import set_aside
-from treadle.engine.sides import NONE
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
@@ -31,7 +31,6 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical, same
 from treadle.query.keys import freeze, may_be_id, same_key
@@ -246,10 +245,7 @@ def _update_targets(
             effects[frozen].first.update({path: {"$literal": value} for path, value in values.items()})
     keys = [effect.key for effect in changed]
     followed = derivation(target).last_level > level
-    sides = (yield from ledger.sides(target)) if target.replacements else NONE
-    updates = [
-        (effect.key, update_pipeline(target, effect.first, effect.second, sides)) for effect in changed
-    ]
+    updates = [(effect.key, update_pipeline(target, effect.first, effect.second)) for effect in changed]
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, [each["_id"] for each in before.values()])

@@ -2,8 +2,7 @@
 
 `recompute` gives the gathered values of some targets. `Recomputation` gives
 whole documents as they should be, and what has to be set in them. Set-up of
-new targets, the worker, `verify`, `repair`, `rebuild` and servers without
-transactions all go through here.
+new targets, the worker, `verify`, `repair` and `rebuild` all go through here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
 from treadle.engine.older import found_in_commands, in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
-from treadle.engine.sides import NONE, Sides
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
@@ -199,8 +197,6 @@ class Recomputation:
         if not (self.copies or self.locals or entry.feeds):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
             own += [rule.to for rule in self.gathers if rule.to is not None]
-            for each in entry.replacements:
-                own += [each.mark, *(path for pair in each.pairs for path in pair)]
             self.projection = dict.fromkeys(outermost(own), 1)
 
     @classmethod
@@ -303,16 +299,12 @@ class Recomputation:
         rows = yield from in_pieces(self.entry.limits, keys, attempt, alone)
         return {freeze(row["_id"]): row for row in rows}
 
-    def sets(self, document: Raw, right: Raw, *, whole: bool = False, wrong: bool = False) -> Raw:
-        """The paths that a rewrite sets, with their values as literals.
-
-        Empty ones too if `whole`; if `wrong`, only those that are not as they should be.
-        """
+    def sets(self, document: Raw, right: Raw, *, wrong: bool = False) -> Raw:
+        """The paths that a rewrite sets, with their values as literals; if `wrong`, only incorrect ones."""
         sets = {}
         for path, get in self._getters.items():
             stored, value = get(document), get(right)
-            empty = value is None and stored is None
-            if empty and not (whole and (path not in self._tops or path in right)):
+            if value is None and stored is None:
                 continue
             if not wrong or not same(stored, value):
                 sets[path] = {"$literal": value}
@@ -337,7 +329,6 @@ class Recomputation:
         sets: Raw,
         document: Raw,
         right: Raw,
-        sides: Sides = NONE,
     ) -> list[Raw]:
         """The update that sets values, with the dates of those that change, and lets formulas follow."""
         refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
@@ -346,4 +337,4 @@ class Recomputation:
             for rule in self._dated
             if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
         ]
-        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {}, sides)
+        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {})

@@ -10,20 +10,17 @@ from treadle.engine.checked import as_written, require_readable
 from treadle.engine.fill import compute_formulas, fill_own, require_filled
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
-from treadle.engine.named import refuse_renaming
 from treadle.engine.pipelines import derivation
 from treadle.engine.touches import stamp, unchanged, why_not
 from treadle.engine.work import Work
 from treadle.errors import TreadleError
 from treadle.graph.change import Change
-from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, replace_one
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import same
 from treadle.query.paths import has, put, value_at
 
 D = TypeVar("D", bound=Document)
@@ -92,8 +89,7 @@ class Replace(Work[D]):
                 raise (yield from self._refusal())
         if derivation(entry).formulas:
             (after,) = yield from compute_formulas(entry, [identity])
-            if ledger.transactional:
-                require_filled(entry, [(before, after)], derivation(entry).formulas)
+            require_filled(entry, [(before, after)], derivation(entry).formulas)
         ledger.add(Change(entry.collection, identity, before, after))
         return after
 
@@ -104,10 +100,6 @@ class Replace(Work[D]):
     def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
         """Refuse what must not be replaced, and note what was."""
         yield from ledger.note_before(self.entry, [before["_id"]])
-        if not ledger.transactional:
-            for copied in self.entry.feeding(CopyRule, None):
-                if not same(copied.name_of(before), copied.name_of(self.raw)):
-                    yield from refuse_renaming([copied], copied.names_of([before]))
         for rule in self.entry.answering("before_replace"):
             rule.before_replace(before, self.raw)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from pymongo import UpdateOne
+
 from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
@@ -13,7 +15,6 @@ from treadle.engine.recompute import Gather, Recomputation
 from treadle.graph.change import Change
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze, freeze_all
 
 
@@ -42,9 +43,7 @@ def rewrite(
         arranged = yield from arrange(server, entry, keys, ledger)
     made = {freeze(each) for each in arranged.made}
     projection = None if unforced is None else recomputation.projection
-    stored = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
-    sides = yield from ledger.sides(entry)
-    documents = [sides.framed(each) for each in stored] if sides else stored
+    documents = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
     present, own = [each["_id"] for each in documents], recomputation.keys(documents)
     known = freeze_all(present)
     frozen_keys = known if entry.group is None else freeze_all(own)
@@ -73,13 +72,13 @@ def rewrite(
         if wrong or forced:
             # One that was made here has its values, but not their dates.
             known_as = {} if known[number] in made else document
-            update = recomputation.rewrite(sets, known_as, right, sides)
+            update = recomputation.rewrite(sets, known_as, right)
             operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
-        for document, frozen in zip(stored, known, strict=True):
+        for document, frozen in zip(documents, known, strict=True):
             before = None if frozen in made else document
             ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
     return changed

@@ -1,20 +1,14 @@
-"""One write that others follow, and the two ways to commit it.
+"""One write that others follow.
 
 A `Work` has a body that runs inside a commit, changes documents and notes the
 changes in a ledger, and a result for its caller that is made afterwards.
 Several works can share one commit, because what their changes do to other
-documents is done once, at the end, for all of them.
-
-A `Commit` is how a server makes that happen: by a transaction
-(`transaction.py`), or without them by intents (`standalone.py`). Nobody else
-asks which of the two a server has.
+documents is done once, at the end, for all of them (`commit.py`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from treadle.engine.ledger import Ledger
@@ -131,66 +125,6 @@ class Busy(DataError):
     def __init__(self, message: str, *, code: str, rule: Rule) -> None:
         super().__init__(message, code=code)
         self.rule = rule
-
-
-class Writer:
-    """Who commits, and what to do with unfinished work."""
-
-    def __init__(
-        self,
-        name: Callable[[], str],
-        is_dead: Callable[[str], bool] = lambda _: False,
-        left: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._name = name
-        self.is_dead = is_dead
-        self._left = left
-
-    @cached_property
-    def owner(self) -> str:
-        """A name that tells whether its process still lives; made where something is noted under it."""
-        return self._name()
-
-    def left(self) -> None:
-        """Called where something could not be finished and waits for recovery."""
-        self._left(self.owner)
-
-
-class Commit:
-    """How writes and what follows from them happen together."""
-
-    def __init__(self, graph: Graph, server: Capabilities) -> None:
-        self.graph = graph
-        self.server = server
-
-    def perform(self, works: Sequence[Work[Any]], writer: Writer) -> Plan[list[Any]]:
-        """The outcomes of the works, all committed; one may be `Failed`."""
-        raise NotImplementedError  # pragma: no cover
-
-    def follow(self, body: Callable[[Ledger], Plan[R]], writer: Writer) -> Plan[R]:
-        """Run a body that writes documents and notes it, and let others follow."""
-        raise NotImplementedError  # pragma: no cover
-
-    def mend(
-        self, entry: Entry[Any], keys: Sequence[Any], without: frozenset[Rule] = frozenset()
-    ) -> Plan[list[Any]]:
-        """Recompute what these documents derive, and what that feeds; the keys of those that changed.
-
-        `without` some rules, whose values stay as they are.
-        """
-        raise NotImplementedError  # pragma: no cover
-
-    def look(self, look: Callable[[], Plan[R]]) -> Plan[R]:
-        """What a plan of reads finds at one moment."""
-        raise NotImplementedError  # pragma: no cover
-
-    def recover(self, writer: Writer) -> Plan[int]:
-        """Finish what crashed writers left; how many such things there were."""
-        raise NotImplementedError  # pragma: no cover
-
-    def abandon(self, owners: Sequence[str]) -> Plan[None]:
-        """Let go of what interrupted writers of this process may still hold."""
-        yield from ()
 
 
 def only(filter: Raw, keys: list[Any] | None) -> Raw:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import bson
 from bson import ObjectId
-from pymongo import ReturnDocument
+from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
 from treadle.engine import crud, lazy
@@ -18,14 +17,12 @@ from treadle.engine.checked import as_written, checked, require_valid
 from treadle.engine.fill import fill_own
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
-from treadle.engine.named import refuse_renaming
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import touches_of, touching
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import PartlyDone, UsageError
-from treadle.graph.change import NOT_GIVEN, Change
-from treadle.graph.derived import CopyRule
+from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
@@ -33,7 +30,6 @@ from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.document import Document
 from treadle.plan import (
-    Call,
     Plan,
     Raw,
     Update,
@@ -47,9 +43,7 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import translate_update
-from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked, checked_array_filters
 from treadle.query.pairs import paired_update, sorting_stages, sorts_names
@@ -106,10 +100,6 @@ def speaks_of_current(entry: Entry[Any]) -> bool:
 def may_upgrade(entry: Entry[Any]) -> bool:
     """Whether bringing a document to the current version may change what others follow from."""
     return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
-
-
-# The options of an update that shows the document after it.
-AFTER = MappingProxyType({"return_document": ReturnDocument.AFTER})
 
 
 class _Update:
@@ -173,8 +163,6 @@ class _Update:
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
-        if not ledger.transactional:
-            yield from self._refuse_renaming(befores)
         with self._translated():
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
@@ -187,15 +175,6 @@ class _Update:
         for after in final:
             ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
         return [each for each in final if freeze(each["_id"]) in afters]
-
-    def _refuse_renaming(self, befores: Sequence[Raw]) -> Plan[None]:
-        """Refuse what a transaction would take back: without one there is no way back."""
-        sets = self.update.get("$set", {}) if isinstance(self.update, dict) else {}
-        for rule in self.entry.feeding(CopyRule, None):
-            if self.touched is None or any(overlap(path, rule.to) for path in self.touched):
-                kept = [each for each in befores if same(rule.name_of(each), sets.get(rule.to, NOT_GIVEN))]
-                names = rule.names_of(each for each in befores if each not in kept)
-                yield from refuse_renaming([rule], names)
 
 
 class UpdateOneDocument(_Update, Work[D | None]):
@@ -226,43 +205,20 @@ class UpdateOneDocument(_Update, Work[D | None]):
             self.options["array_filters"] = filters
 
     def direct(self) -> Plan[Raw | None]:
-        entry = self.entry
-        # It may go with others where a look afterwards tells what was updated, and what it is then.
-        shared = entry.plain and not entry.scope and not self.options and self.sort is None
-        shared = shared and self.returns == "after" and not entry.versioned
-        if shared and (ids := crud.named(entry, self.filter)):
-            return self._one_of_many(ids)
-        return self._one_of_its_own()
-
-    def _one_of_its_own(self) -> Plan[Raw | None]:
         with self._translated(), self._noting_older():
             raw = yield from crud.update_one_raw(
                 self.entry, self.filter, self.update, self.sort, after=self.returns == "after", **self.options
             )
         return raw
 
-    def _one_of_many(self, ids: list[Any]) -> Plan[Raw | None]:
-        """The one command of an update that may share a round trip."""
-        sent = (self.filter, self.update)
-        name = self.entry.model.__name__
-        try:
-            raw: Raw | None = yield Call(self.entry.collection, "find_one_and_update", sent, AFTER, ids=ids)
-        except Exception as error:
-            better = translate_update(error, name, [self.filter, {"update": self.update}])
-            if better is error:
-                raise
-            raise better from error
-        return raw
-
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(rule.needs_before or ledger.joined for each in entry.related for rule in each.rules)
-        # Without a transaction an intent must name the document before it is written.
         followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
         # Whoever refers to it by a name that it had must be found by that.
         followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
         followed = followed or not self.sure
-        if ledger.transactional and not followed:
+        if not followed:
             return (yield from self._without_before(ledger))
         before = yield from self._first()
         if before is None:

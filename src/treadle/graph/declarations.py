@@ -9,7 +9,6 @@ from pydantic import BaseModel
 
 from treadle.errors import DeclarationError
 from treadle.graph import lifecycle
-from treadle.graph.changing import placed
 from treadle.graph.pattern import ClassPlace, Entry, Pattern, Place
 from treadle.model.codec import Codec, codec_of
 from treadle.query.paths import ARRAYS, Step, model_of, models_of, refuse_array_of_arrays
@@ -49,7 +48,7 @@ def _declared(
                 f"{entry.model.__name__}.{field.name} has {len(marks)} patterns; a field takes one",
                 code="path-maintained-twice",
             )
-        yield from placed(Place(entry, codec, steps, field), marks)
+        yield from ((Place(entry, codec, steps, field), mark) for mark in marks)
         model = model_of(field.shape)
         if model is None:
             _refuse_in_union(entry, field, (*inside, codec.model))

@@ -20,7 +20,6 @@ from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
-from treadle.graph.shards import Held, check_held, shard_paths, split_reference
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
@@ -49,7 +48,6 @@ class Origin:
     source: Entry[Any]
     key: Key
     where: Raw
-    held: tuple[str, ...] = ()
     # The unique field of the target that a source names it by; None for its id.
     to: str | None = None
 
@@ -58,7 +56,7 @@ def origin(
     place: Place,
     graph: Models,
     source: Any,
-    by: str | tuple[str, ...] | None,
+    by: str | None,
     where: Mapping[str, Any] | None,
     to: str | None = None,
 ) -> Origin:
@@ -91,12 +89,9 @@ def origin(
             f"its {place.entry.model.__name__}",
             code="reference-field-missing",
         )
-    names, identity = split_reference(by)
-    check_held(names, place.entry, place.label)
-    path = resolve(entry.codec, identity, place.label, "reference-field-missing")
+    path = resolve(entry.codec, by, place.label, "reference-field-missing")
     name = graph.check_reference(path, place.entry, place.label, to)
-    held = tuple(resolve(entry.codec, each, place.label, "reference-field-missing").stored for each in names)
-    return Origin(entry, ReferenceKey(path), condition, held, name)
+    return Origin(entry, ReferenceKey(path), condition, name)
 
 
 def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
@@ -130,8 +125,6 @@ class GatherRule(Rule):
         # that others hold.
         self.to = origin.to
         self.across_shards = origin.to is None
-        # Where a source holds the shard key of its target.
-        self.held = origin.held
         # What the declaration itself asks of its sources.
         self.condition = self.where = origin.where
         if self.source.scope:
@@ -148,12 +141,6 @@ class GatherRule(Rule):
     def united(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What it finds among all sources, from what it found among parts of them."""
         raise NotImplementedError  # pragma: no cover
-
-    def holds(self) -> list[tuple[str, Held]]:
-        if not self.held:
-            return []
-        held = Held(self.by.stored, self.held, self.target.collection, shard_paths(self.target))
-        return [(self.source.collection, held)]
 
     @cached_property
     def alike(self) -> Any:

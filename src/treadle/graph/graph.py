@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph import kinds
-from treadle.graph.changing import ShadowPlace, replace
 from treadle.graph.declarations import declarations
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
-from treadle.graph.pattern import CARRIED_OUT, NOTHING, Entry, Maintain, Rule
-from treadle.graph.shards import shards_of
+from treadle.graph.pattern import CARRIED_OUT, NOTHING, TRANSACTIONS, Entry, Maintain, Rule
+from treadle.graph.shards import Shards
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan.capabilities import Capabilities
@@ -44,13 +43,15 @@ USED_BY: Mapping[Maintain, frozenset[str]] = {
     "schedule": _HISTORY | {"merges", "unions"},
 }
 NEEDED_BY: Mapping[Maintain, Mapping[str, str]] = {
+    "stream": TRANSACTIONS,
     "schedule": dict.fromkeys(("merges", "unions"), "declare maintain='write' or maintain='stream'"),
 }
 
 
 def needs_of(rule: Rule) -> dict[str, str]:
     """What a rule cannot be kept right without, and what to do instead."""
-    needs = {**rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
+    derived = isinstance(rule, DERIVED) or type(rule).record is not Rule.record
+    needs = {**(TRANSACTIONS if derived else NOTHING), **rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
     if rule.maintain == "stream" and isinstance(rule, GatherRule):
         # The event of a deletion has the id alone; the pre-image has the key of the target.
         needs["pre_images"] = (
@@ -95,15 +96,11 @@ class Graph:
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
                     rule = pattern.bind(place, self)
-                    if isinstance(place, ShadowPlace):
-                        # The declaration that it replaces was bound just before.
-                        replace(rule, entry.rules[-1])
                     rule.declared = pattern
                     self._place(entry, rule)
         kinds.spread(self)
         for entry in self.entries.values():
             entry.forget_lookups()
-            entry.replacements = [each.replacement for each in entry.rules if each.replacement is not None]
         # Every rule once.
         self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
         for rule in self.rules:
@@ -114,8 +111,8 @@ class Graph:
             rule.check(self)
         self._refuse_maintained_names()
         self._refuse_derived_readings()
-        self.shards = shards_of(self, self.entries.values())
-        self._refuse_across_shards()
+        self.shards = Shards(self.entries.values())
+        self.shards.check(self.rules)
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
@@ -306,17 +303,6 @@ class Graph:
                         code="layout-derived",
                     )
 
-    def _refuse_across_shards(self) -> None:
-        """Refuse what cannot be kept right in a sharded collection."""
-        for rule in self.rules:
-            collections = {rule.target.collection, *rule.watches()} & set(self.shards.keys)
-            if collections and not rule.across_shards:
-                raise DeclarationError(
-                    f"{rule.place.label}: {rule.pattern} cannot be kept in {min(collections)}, which is "
-                    "sharded: it takes documents of several shards together; leave out shard_key=, or it",
-                    code="shard-key-pattern",
-                )
-
     def check_server(self, server: Capabilities) -> Capabilities:
         """The server's capabilities, if every declaration can be kept with them."""
         if not server.retryable_writes and not server.standalone:
@@ -332,15 +318,12 @@ class Graph:
                 code="pipeline-updates-missing",
             )
         for rule in self.rules:
-            if rule.maintain == "stream":
-                what = f"{rule.place.label}: maintain='stream' follows change streams and"
-                instead = "declare maintain='write'"
-                server.require_transactions(what, instead, "streams-unavailable", DeclarationError)
-                if not server.streams:
-                    raise DeclarationError(
-                        f"{what} this server has none of a whole database with cluster times; {instead}",
-                        code="streams-unavailable",
-                    )
+            if rule.maintain == "stream" and server.transactions and not server.streams:
+                raise DeclarationError(
+                    f"{rule.place.label}: maintain='stream' follows change streams, and this server has none "
+                    "of a whole database with cluster times; declare maintain='write'",
+                    code="streams-unavailable",
+                )
             for name, instead in needs_of(rule).items():
                 server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
         return server
@@ -408,8 +391,6 @@ class Graph:
                     continue
                 if paths is None or any(overlap(path, maintained) for path in paths):
                     yield other
-                    if other.replaced_by not in (None, rule):
-                        yield other.replaced_by
 
     def _find_watched(self, entry: Entry[Any]) -> None:
         watched: set[str] | None = set()

@@ -59,11 +59,6 @@ class Limits:
     lease_renewals: int = 3  # how often the worker and run_due renew a lease within its time
     session_end_looks: int = 250  # looks at whether the commands of a former holder have ended
     session_end_seconds: float = 0.02  # the pause between two looks
-    standalone_lease_seconds: float = 60.0  # the lease of the one writer
-    standalone_attempts_max: int = 50  # recomputations of a document that others keep changing
-    standalone_pause_seconds: float = 0.01  # the pause between two
-    standalone_chain_max: int = 20  # documents in a row that feed each other
-    standalone_look_seconds: float = 0.05  # the pause before a second look, in place of a snapshot
 
     # -- versions and migrations
     convert_documents_max: int = 500  # documents that the server converts in one command
@@ -195,10 +190,6 @@ class Limits:
     array_pause_seconds: float = 0.02  # the pause between two
     array_orphans_max: int = 1_000  # overflow documents without an owner that verify names
     array_repeated_max: int = 10  # items of one array, stored twice, that verify names
-
-    # -- changed declarations
-    swap_page: int = 1_000  # documents that change over to a new declaration in one commit
-    undo_seconds: float = 24 * 3600.0  # how long the former values are kept right after that
 
     # -- archives
     archive_chunk: int = 1_000  # documents that move to the archive in one transaction

@@ -185,10 +185,6 @@ class Rule:
         self.declared: Any = None
         self.maintain: Maintain = "write"
         self.every: timedelta | None = None
-        # The rules of a field that has two declarations (`changing.py`), and how they change places.
-        self.replaces: Rule | None = None
-        self.replaced_by: Rule | None = None
-        self.replacement: Any = None
 
     # -- what it is about: asked by the graph, by set-up and by the check of updates ----------
 
@@ -219,10 +215,6 @@ class Rule:
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         """What set-up must create for this to be quick."""
         return []
-
-    def holds(self) -> Iterable[tuple[str, Any]]:
-        """Collections whose documents hold the shard key of what they refer to, and where (`Held`)."""
-        return ()
 
     def unique_indexes(self) -> list[IndexModel]:
         """The indexes of the target without which this could not be kept right."""
@@ -405,8 +397,6 @@ class Entry(Generic[D]):
         # What is declared here and on the kinds above, and what is made of this model's documents.
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
-        # The fields that have two declarations (`changing.py`).
-        self.replacements: list[Any] = []
         self._lookups: dict[Any, list[Any]] = {}
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.

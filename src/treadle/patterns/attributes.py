@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.errors import DeclarationError
 from treadle.graph.graph import Graph
@@ -21,7 +21,6 @@ from treadle.model.codec import codec_of
 from treadle.model.pairs import Pairs
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.comparison import identical
 from treadle.query.paths import value_at
 

@@ -24,7 +24,6 @@ from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_choice, check_maintenance
 from treadle.graph.derived import CopyRule, OnDelete
 from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
-from treadle.graph.shards import Held, check_held, shard_paths, split_reference
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw
@@ -57,7 +56,7 @@ class ExtendedReference(Pattern):
     pattern: ClassVar[str] = "extended-reference"
 
     source: ModelReference
-    by: str | tuple[str, ...]
+    by: str
     fields: Sequence[str] | None = None
     field: str | None = None
     policy: Policy = "sync"
@@ -92,10 +91,7 @@ class ReferenceRule(CopyRule):
         self.maintain, self.every = declared.maintain, declared.every
         self.on_delete = declared.on_delete
         self.source = graph.resolve(declared.source, place.label)
-        names, identity = split_reference(declared.by)
-        check_held(names, self.source, place.label)
-        relative: Path = resolve(place.owner, identity, place.label, "reference-field-missing")
-        held = [resolve(place.owner, each, place.label, "reference-field-missing").stored for each in names]
+        relative: Path = resolve(place.owner, declared.by, place.label, "reference-field-missing")
         if relative.in_array:
             raise DeclarationError(
                 f"{place.label} has by={declared.by!r}, which is an array; declare the card inside the "
@@ -118,18 +114,10 @@ class ReferenceRule(CopyRule):
         # A card such as {_id, name} may hold its own reference; that part is the caller's.
         self.holds_reference = self.by.startswith(f"{self.name}.")
         self.reference_path = ".".join([*(step.stored for step in self.steps), self.by])
-        # Where a document holds the shard key of its source.
-        self.held = tuple(".".join([*(step.stored for step in self.steps), each]) for each in held)
         self.copied = self._copied(place)
         self.synced = [each for each in self.copied if not each.snapshot]
         self.snapshots = [each for each in self.copied if each.snapshot]
         self._check(place)
-
-    def holds(self) -> list[tuple[str, Held]]:
-        if not self.held or self.place.in_array:
-            return []
-        held = Held(self.reference_path, self.held, self.source.collection, shard_paths(self.source))
-        return [(self.target.collection, held)]
 
     def _copied(self, place: Place) -> list[Copied]:
         declared = self.declared

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.pages import by_ids
@@ -26,7 +26,6 @@ from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import REVISION, TRANSACTIONS, Entry, Models, Pattern, Place, Rule
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve
 

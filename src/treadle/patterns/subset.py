@@ -39,7 +39,7 @@ class Subset(Pattern):
     pattern: ClassVar[str] = "subset"
 
     source: ModelReference
-    by: str | tuple[str, ...]
+    by: str
     sort: Sort
     size: int
     where: Mapping[str, Any] | None = None

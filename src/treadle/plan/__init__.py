@@ -274,10 +274,8 @@ def find_one_and_update(
     return (yield Call(collection, "find_one_and_update", (filter, update), options))
 
 
-def find_one_and_delete(
-    collection: str, filter: Filter, *, ids: Sequence[Any] = (), **options: Any
-) -> Single[Raw | None]:
-    return (yield Call(collection, "find_one_and_delete", (filter,), options, ids=ids))
+def find_one_and_delete(collection: str, filter: Filter, **options: Any) -> Single[Raw | None]:
+    return (yield Call(collection, "find_one_and_delete", (filter,), options))
 
 
 def bulk_write(

@@ -1,4 +1,4 @@
-"""Commands of several callers as one: reads, inserts, updates and deletions by id.
+"""Commands of several callers as one: reads and inserts by id.
 
 A command that names its `ids` may go together with others of its kind. Each
 caller gets what its own command would have given it, or its own error. What
@@ -12,14 +12,10 @@ fault and nothing was written.
   was refused. They are encoded before anything is sent, so that a document
   that cannot be encoded, or is large, fails nobody else. That it is stored is
   all that the result of an insert tells, so it is None.
-- An update shows the document after it, and a deletion the one before it,
-  which no bulk write does. So these share a transaction with a read. Updates
-  of one document do not: each would show what the others did, too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -43,19 +39,14 @@ from treadle.plan import (
     Plan,
     Raw,
     Read,
-    database_command,
-    delete_many,
     find,
     insert_many,
-    server_facts,
-    transact,
 )
 from treadle.plan.server_errors import (
     DUPLICATE_KEY,
     copied,
     is_about_one_document,
     refusals,
-    surely_not_committed,
 )
 from treadle.query.keys import freeze
 from treadle.values import frozen
@@ -90,20 +81,10 @@ ALONE = _Alone()
 _BYTES = attrgetter("binary")
 
 
-class _Apart(Exception):
-    """A transaction that its callers had better not share."""
-
-
 def lane_of(command: Shareable) -> tuple[str, str]:
     """Commands of the same lane may go together."""
     method = command.method
     return command.collection, "find" if method == "find_one" else method
-
-
-def contended(command: Any) -> Sequence[Any]:
-    """The documents of which no two commands should be under way at once: the transactions would conflict."""
-    locks = type(command) is Call and command.method in _IN_TRANSACTION
-    return [freeze(key) for key in command.ids] if locks else ()
 
 
 def perform_together(commands: Sequence[Shareable]) -> Plan[list[Any]]:
@@ -268,95 +249,7 @@ def _not_acknowledged(details: Raw) -> PyMongoError:
     return kind(details.get("errmsg", ""), details.get("code"), details)
 
 
-# -- updates and deletions -----------------------------------------------------------------------------
-
-
-def _update(commands: Sequence[Call]) -> Plan[list[Any]]:
-    hashed = _hashing([command.ids[0] for command in commands])
-    times = Counter(hashed(command.ids[0]) for command in commands)
-    group = commands
-    if len(times) < len(commands):
-        group = [command for command in commands if times[hashed(command.ids[0])] == 1]
-
-    def body() -> Plan[dict[Any, Raw]]:
-        collection, keys = group[0].collection, [command.ids[0] for command in group]
-        updates = [{"q": command.arguments[0], "u": command.arguments[1]} for command in group]
-        # As `bulk_write` would send it, which takes longer to prepare it than the server does for all of it.
-        reply = yield from database_command({"update": collection, "updates": updates, "ordered": False})
-        if reply.get("writeErrors"):
-            raise _Apart
-        afters = yield from _by_ids(collection, {"_id": {"$in": keys}}, len(keys), hashed)
-        if reply["n"] != len(afters.keys() & set(map(hashed, keys))):
-            # By a collation, say, another document than the one of just this id.
-            raise _Apart
-        return afters
-
-    return (yield from _in_transaction(commands, group, body, hashed))
-
-
-def _delete(commands: Sequence[Call]) -> Plan[list[Any]]:
-    alike: dict[str, list[Call]] = {}
-    for command in commands:
-        alike.setdefault(_asked(command), []).append(command)
-    hashed = _hashing([command.ids[0] for command in commands])
-    # Those of the most frequent condition; as a rule there is one.
-    group = list({hashed(each.ids[0]): each for each in max(alike.values(), key=len)}.values())
-
-    def body() -> Plan[dict[Any, Raw]]:
-        collection, keys = group[0].collection, [command.ids[0] for command in group]
-        chosen = {"_id": {"$in": keys}, **_condition(group[0].arguments[0])}
-        befores = yield from _by_ids(collection, chosen, len(keys), hashed)
-        if not befores.keys() <= set(map(hashed, keys)):
-            raise _Apart
-        if befores:
-            yield from delete_many(collection, {"_id": {"$in": [raw["_id"] for raw in befores.values()]}})
-        return befores
-
-    return (yield from _in_transaction(commands, group, body, hashed))
-
-
-def _by_ids(collection: str, chosen: Raw, most: int, hashed: Callable[[Any], Any]) -> Plan[dict[Any, Raw]]:
-    rows = yield from find(collection, chosen, batch_size=most + 1)
-    return {hashed(raw["_id"]): raw for raw in rows}
-
-
-def _in_transaction(
-    commands: Sequence[Call],
-    group: Sequence[Call],
-    body: Callable[[], Plan[dict[Any, Raw]]],
-    hashed: Callable[[Any], Any],
-) -> Plan[list[Any]]:
-    """The outcomes, of which those of the group are committed together; the others go alone."""
-    if len(group) < 2 or not (yield from server_facts()).transactions:
-        return [ALONE] * len(commands)
-    attempts = 0
-
-    def once() -> Plan[dict[Any, Raw]]:
-        # After a conflict with somebody else, those who are not concerned need not wait for the others.
-        nonlocal attempts
-        attempts += 1
-        if attempts > 1:
-            raise _Apart
-        return (yield from body())
-
-    together = {id(command) for command in group}
-    try:
-        documents = yield from transact(once)
-    except Exception as error:
-        # Nothing was written: whose fault it is, each finds out by itself.
-        alone = isinstance(error, _Apart) or surely_not_committed(error)
-        return [
-            ALONE if alone or id(command) not in together else Failed(copied(error)) for command in commands
-        ]
-    return [
-        documents.get(hashed(command.ids[0])) if id(command) in together else ALONE for command in commands
-    ]
-
-
 _LANES: dict[str, Callable[[Sequence[Any]], Plan[list[Any]]]] = {
     "find": _find,
     "insert_one": _insert,
-    "find_one_and_update": _update,
-    "find_one_and_delete": _delete,
 }
-_IN_TRANSACTION = frozenset({"find_one_and_update", "find_one_and_delete"})

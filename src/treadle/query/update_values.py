@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -41,9 +40,6 @@ Check = Callable[[Any], Any]
 SPOTS_MAX = 2_000
 # Added to the largest Decimal128, anything smaller than this is rounded away.
 DECIMAL_SAFE = decimal.Decimal("1E6110")
-# Besides text and whole numbers, what an update may hold without being converted or looked at.
-_SINGLE = frozenset({float, bool, type(None), ObjectId})
-_PLAIN = ("$set", "$inc")
 _ARRAYS = ("list", "set", "frozenset", "tuple")
 
 
@@ -131,37 +127,6 @@ def check_values(codec: Codec[Any], update: Update, lenient: Callable[[str], boo
                 certain = False
             sure = sure and certain
     return Checked(checked, sure)
-
-
-def plainly_checked(codec: Codec[Any], update: Any) -> dict[str, dict[str, Any]] | None:
-    """What `clean_update` and `check_values` make of an update, where that is sure; None where it may not be.
-
-    Whole fields are set or added to, by values that are sent as they are. It
-    takes a third of the time, and refuses nothing: whatever is wrong, they say.
-    """
-    if type(update) is not dict or not update:
-        return None
-    checked: dict[str, dict[str, Any]] = {}
-    for operator, changes in update.items():
-        if type(changes) is not dict or operator not in _PLAIN:
-            return None
-        handle, values = _HANDLERS[operator], dict[str, Any]()
-        for path, value in changes.items():
-            kind = type(value)
-            if kind is int:
-                sent = -(2**63) <= value < 2**63
-            else:
-                sent = value.isascii() if kind is str else kind in _SINGLE
-            if not sent or path not in codec.plain_names:
-                return None
-            try:
-                values[path], certain = handle(spot_of(codec, path), value)
-            except Exception:
-                return None
-            if not certain:
-                return None
-        checked[operator] = values
-    return checked
 
 
 def takes(codec: Codec[Any], path: str, value: Any) -> bool:

@@ -17,7 +17,6 @@ from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
-from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
@@ -26,7 +25,7 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
-from treadle.store import joined, shell
+from treadle.store import shell
 from treadle.store.async_array import AsyncArray
 from treadle.store.async_counter import AsyncCounter
 from treadle.store.async_due import run_due
@@ -200,14 +199,7 @@ class AsyncStore(AsyncOperations):
         array_filters: Sequence[Any] | None = None,
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or before, or None."""
-        calls = self._calls(model)
-        simple = session is None and sort is None and array_filters is None and returns == "after"
-        if simple and (prompt := calls.prompt) is not None and self._free_to_write:
-            command = prompt.update(id_or_filter, update)
-            if command is not None:
-                document: D | None = prompt.after(await self._at_once(prompt, command))
-                return document
-        plan = calls.update(id_or_filter, update, sort, returns, array_filters)
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
         return await self._write(plan, session)
 
     async def update_many(
@@ -386,41 +378,6 @@ class AsyncStore(AsyncOperations):
                     if isinstance(error, PyMongoError):
                         raise shell.clear(error) from error.__cause__
                     raise
-
-    @asynccontextmanager
-    async def deferred(self) -> AsyncGenerator[AsyncClientSession]:
-        """A transaction in which derived values follow once, at the end of the block.
-
-        Each target is then written once for all writes of the block; until
-        then reads inside show it as it was before. Inside a `transaction()`
-        block it belongs to that transaction, else it commits at its end.
-        """
-        (await self._capabilities()).require_transactions("deferred()")
-        session = self._within(None)
-        if session is None:
-            async with self.transaction() as own, self._deferring(own):
-                yield own
-        elif joined.deferring(self, session) is not None:
-            yield session
-        else:
-            async with self._deferring(session):
-                yield session
-
-    @asynccontextmanager
-    async def _deferring(self, session: AsyncClientSession) -> AsyncGenerator[None]:
-        ledger = Ledger(whole=True, joined=True)
-        transactions = self.runner.transactions
-        changes = transactions.changes(session)
-        try:
-            with joining(self, session, ledger):
-                yield
-            await self.runner.run(self.protocol.settle(ledger), session)
-        except BaseException:
-            # What follows from the block's writes was not written, so that they may not be committed either,
-            # even if the transaction around it goes on.
-            if transactions.changes(session) > changes:
-                await self.runner.end_refused(session)
-            raise
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""

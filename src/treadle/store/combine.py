@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
-from treadle.plan.together import ALONE, contended
+from treadle.plan.together import ALONE
 from treadle.store import deadline, shell
 from treadle.store.deadline import NEVER
 from treadle.store.turn import Turn
@@ -292,9 +292,9 @@ class AsyncCombiner:
     Whoever comes first goes alone, at once. Those who come meanwhile queue,
     and when the first is done, the whole queue goes next. Where nobody lingers,
     a full group does not wait for those under way, so that the server works on
-    one while the client encodes or decodes another; but whoever would write a
-    document that is being written does. A group runs in a task of its own, so
-    that cancelling one caller does not take its neighbours' writes along.
+    one while the client encodes or decodes another. A group runs in a task of
+    its own, so that cancelling one caller does not take its neighbours' writes
+    along.
     """
 
     def __init__(
@@ -320,8 +320,8 @@ class AsyncCombiner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
-        # What is under way.
-        self._flying: list[list[Any]] = []
+        # How many are under way.
+        self._flying = 0
         # The turn of whoever hands over next, and how many wait whom others have gone past.
         self._turn = Turn()
         self._passed = 0
@@ -355,19 +355,18 @@ class AsyncCombiner:
         if self._lingers:
             return self._wait(mine, _patience(until, True, self._limits))
         # Once for each group that the queue fills.
-        if len(waiting) % self._most == 0 and len(self._flying) < self._limits.together_groups_max:
+        if len(waiting) % self._most == 0 and self._flying < self._limits.together_groups_max:
             self._hand_over()
         return mine if until == NEVER else self._wait(mine, _patience(until, False, self._limits))
 
     async def _go_first(self, work: Any) -> Any:
-        works = [work]
-        self._flying.append(works)
+        self._flying += 1
         turn = self._turn = Turn()
         try:
             with turn:
                 return await self._alone(work)
         finally:
-            self._land(works, turn)
+            self._land(turn)
 
     async def _as_a_group(self, work: Any) -> Any:
         return (await self._perform([work]))[0]
@@ -390,7 +389,7 @@ class AsyncCombiner:
             waited = monotonic() - self._waiting[0].since
             if waited >= self._limits.together_wait_seconds:
                 if not self._lingers:
-                    self._hand_over(past_all=True)
+                    self._hand_over()
                 elif self._turn.waits and self._passed < self._past_max:
                     self._passed += 1
                     self._hand_over()
@@ -398,44 +397,26 @@ class AsyncCombiner:
         if self._waiting:
             self._look_later(self._limits.together_wait_seconds - waited)
 
-    def _land(self, works: list[Any], turn: Turn) -> None:
-        self._flying = [each for each in self._flying if each is not works]
+    def _land(self, turn: Turn) -> None:
+        self._flying -= 1
         if self._lingers and turn is not self._turn:
             # Others have gone past it.
             self._passed -= 1
         else:
             self._hand_over()
 
-    def _hand_over(self, *, past_all: bool = False) -> None:
-        """Let the next of the queue go; unless `past_all`, without those who would meet others under way."""
-        met = [] if past_all else self._set_apart()
+    def _hand_over(self) -> None:
+        """Let the next of the queue go."""
         group = self._take(self._most) if self._waiting else []
-        # Those under way hand over to them when they land.
-        self._waiting.extendleft(reversed(met))
-        self._busy = bool(group or met)
+        self._busy = bool(group)
         if group:
-            works = [each.work for each in group]
-            self._flying.append(works)
+            self._flying += 1
             # As the one whose deadline is the latest, not as whoever was served before.
             context = group[0].context.copy()
             turn = self._turn = Turn()
-            task = asyncio.get_running_loop().create_task(self._lead(group, works, turn), context=context)
+            task = asyncio.get_running_loop().create_task(self._lead(group, turn), context=context)
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
-
-    def _set_apart(self) -> list[_AsyncWaiting]:
-        """Take out of the queue who would write a document that is being written, and only conflict."""
-        if self._reads or not self._waiting:
-            return []
-        held = {key for works in self._flying for each in works for key in contended(each)}
-        if not held:
-            return []
-        met: list[_AsyncWaiting] = []
-        others: deque[_AsyncWaiting] = deque()
-        for each in self._waiting:
-            (others if held.isdisjoint(contended(each.work)) else met).append(each)
-        self._waiting = others
-        return met
 
     def _forget_done(self) -> None:
         """Whoever was cancelled while it waited, or came too late, was never begun."""
@@ -448,16 +429,14 @@ class AsyncCombiner:
             each.begun = True
         return group
 
-    async def _lead(self, group: list[_AsyncWaiting], works: list[Any], turn: Turn) -> None:
+    async def _lead(self, group: list[_AsyncWaiting], turn: Turn) -> None:
         try:
             if self._lingers and len(group) < self._last_size:
                 await asyncio.sleep(self._limits.combine_seconds)
-                joining = self._take(self._most - len(group), group[0].until)
-                group += joining
-                works += [each.work for each in joining]
+                group += self._take(self._most - len(group), group[0].until)
             self._last_size = len(group)
             with turn:
-                outcomes: Sequence[Any] = await self._perform(works)
+                outcomes: Sequence[Any] = await self._perform([each.work for each in group])
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
@@ -475,7 +454,7 @@ class AsyncCombiner:
                 if not each.done():
                     each.set_result(outcome)
         finally:
-            self._land(works, turn)
+            self._land(turn)
 
 
 class _AsyncWaiting(asyncio.Future[Any]):

@@ -21,16 +21,11 @@ from treadle.errors import UsageError
 
 
 class Joined(NamedTuple):
-    """An open transaction of one Store, and the task or thread that opened it.
-
-    The ledger is that of a `deferred()` block, in which maintenance waits for
-    the end.
-    """
+    """An open transaction of one Store, and the task or thread that opened it."""
 
     store: Any
     session: Any
     holder: Any
-    ledger: Any = None
 
 
 # Where the driver keeps the session of a `bind()` block; older ones have no such block.
@@ -72,17 +67,11 @@ def current(store: Any) -> Any:
     return None
 
 
-def deferring(store: Any, session: Any) -> Any:
-    """The ledger in which the writes of a session are only noted; None where all else follows at once."""
-    mine = (each for each in reversed(_OPEN.get()) if each.store is store and each.session is session)
-    return next((each.ledger for each in mine if each.ledger is not None), None)
-
-
 @contextmanager
-def joining(store: Any, session: Any, ledger: Any = None) -> Generator[None]:
+def joining(store: Any, session: Any) -> Generator[None]:
     """Let the calls inside belong to the transaction of a session."""
     before = _OPEN.get()
-    _OPEN.set((*before, Joined(store, session, _holder(), ledger)))
+    _OPEN.set((*before, Joined(store, session, _holder())))
     try:
         yield
     finally:

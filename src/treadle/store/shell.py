@@ -27,7 +27,7 @@ from treadle.graph.kinds import root_of
 from treadle.graph.outcomes import Action
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import REPLICA_SET_OF_ONE, Capabilities
 from treadle.plan.server_errors import copied, refuses_transactions
 
 D = TypeVar("D", bound=Document)
@@ -220,8 +220,7 @@ def clear(error: PyMongoError) -> Exception:
     """A clearer error where a standalone server refuses transactions."""
     if refuses_transactions(error):
         return UsageError(
-            "this server is standalone and has no transactions; start it as a replica set "
-            "(a single node will do), or use Store.local()",
+            f"this standalone server has no transactions; {REPLICA_SET_OF_ONE}, or use Store.local()",
             code="transactions-unavailable",
         )
     return error

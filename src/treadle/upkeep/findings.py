@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from pymongo import UpdateOne
+
 from treadle.engine.pages import projection_of
 from treadle.engine.set_aside import storable_key
 from treadle.graph.graph import Graph
@@ -18,7 +20,6 @@ from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import plain
 from treadle.upkeep.verify import confirm

@@ -12,12 +12,12 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from treadle.graph.changing import Side
+from pymongo import UpdateOne
+
 from treadle.graph.graph import DERIVED, Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, bulk_write, find, find_one, update_many
-from treadle.plan.operations import UpdateOne
 
 COLLECTION = "treadle.setup"
 # How a value is maintained, not what it is.
@@ -25,16 +25,11 @@ _BESIDE = ("maintain", "every")
 FINGERPRINT_BYTES = 8
 
 
-def fingerprint(rule: Rule, maintained: Iterable[str] = ()) -> str:
+def fingerprint(rule: Rule) -> str:
     """What tells one declaration of a value from another."""
-    paths = sorted(maintained or rule.maintained())
+    paths = sorted(rule.maintained())
     said = repr((_plain(rule.declared), paths, _plain(rule.watches())))
     return hashlib.blake2b(said.encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
-
-
-def as_shown(rule: Rule) -> str:
-    """The fingerprint of a rule that replaces another, as it will be when that is gone."""
-    return fingerprint(rule, [] if rule.replaces is None else rule.replaces.maintained())
 
 
 def _plain(value: Any) -> Any:
@@ -63,13 +58,10 @@ def compare(graph: Graph, actions: list[Action]) -> Plan[None]:
             continue
         label, now = rule.place.label, fingerprint(rule)
         row = known.get(label)
-        # While a field has two declarations, it shows either.
-        shown = {now, as_shown(rule.replaced_by)} if rule.replaced_by is not None else {now}
-        if row is not None and row["fingerprint"] in shown:
+        if row is not None and row["fingerprint"] == now:
             continue
         # One that is new beside others which set-up knows was added to what is stored already.
-        added = bool(known) or rule.replaces is not None
-        stale = added and (yield from _has_documents(rule))
+        stale = bool(known) and (yield from _has_documents(rule))
         if stale:
             actions.append(Action("rebuild needed:", label))
         update = {"$set": {"kind": "rule", "fingerprint": now, "stale": stale}}
@@ -86,15 +78,6 @@ def _has_documents(rule: Rule) -> Plan[bool]:
 def stale() -> Plan[set[str]]:
     """The rules that must be rebuilt."""
     return {row["_id"] for row in (yield from find(COLLECTION, {"kind": "rule", "stale": True}))}
-
-
-def shown(rule: Rule, side: Side) -> Plan[None]:
-    """Note which of two declarations a field shows."""
-    if rule.replaces is not None:
-        now = as_shown(rule) if side == "new" else fingerprint(rule.replaces)
-        yield from update_many(
-            COLLECTION, {"_id": rule.replaces.place.label}, {"$set": {"fingerprint": now, "stale": False}}
-        )
 
 
 def rebuilt(entries: Iterable[Entry[Any]]) -> Plan[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from treadle.engine.commit import commit_on
+from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, keys_found, require_indexes
 from treadle.engine.pages import chunks, go_through
@@ -204,7 +204,7 @@ def mend(
             if rule not in without:
                 changed += yield from _mend_by_rule(graph, server, rule, some)
         if Recomputation.of(entry, None, without).rules:
-            changed += yield from commit_on(graph, server).mend(entry, some, without)
+            changed += yield from Commit(graph, server).mend(entry, some, without)
     return distinct(changed)
 
 

@@ -109,13 +109,8 @@ def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -
         for rule in entry.feeding(CopyRule):
             if not (rule.synced and rule.source.holds(document)):
                 continue
-            if server.transactions:
-                fan_out = FanOut(rule, rule.name_of(document))
-                yield from finish(graph, server, fan_out, {"after": None, "n": -1})
-            else:
-                named = rule.referring(rule.name_of(document))
-                referring = yield from find(rule.target.collection, named, {"_id": 1})
-                yield from _mend(graph, server, rule.target, [each["_id"] for each in referring])
+            fan_out = FanOut(rule, rule.name_of(document))
+            yield from finish(graph, server, fan_out, {"after": None, "n": -1})
         for gather, keys in (yield from keys_now(entry.feeding(GatherRule), [document])).items():
             yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
 
@@ -132,8 +127,6 @@ def _mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[
 
 def _detach(graph: Graph, server: Capabilities, entry: Entry[Any], document: Raw) -> Plan[None]:
     """Do as `on_delete` says where a source is gone to which the document still refers."""
-    if not server.transactions:
-        return
     dirty = Dirty()
     for rule in entry.having(CopyRule, "stream"):
         references = distinct(key for _, key in rule.references(document) if key is not None)

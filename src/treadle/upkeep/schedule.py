@@ -43,7 +43,6 @@ from treadle.upkeep.controls import paused_rules
 from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
-from treadle.upkeep.replacing import finish_due
 from treadle.upkeep.verify import examine_each
 from treadle.values import frozen
 
@@ -138,10 +137,6 @@ class Scheduler:
                 continue
             if number:
                 done.append(ran if dry_run else replace(ran, written=number))
-        dropped = yield from finish_due(self.graph, self.server, given, dry_run)
-        if dropped:
-            ran = Ran("former values", "replaces", "", (), given or (yield from clock()))
-            done.append(ran if dry_run else replace(ran, removed=dropped))
         return done
 
     def _run_jobs(self, given: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:

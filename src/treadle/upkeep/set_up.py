@@ -34,7 +34,7 @@ from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.dry_run import dry
-from treadle.upkeep import fingerprints, replacing, validation, zones
+from treadle.upkeep import fingerprints, validation, zones
 from treadle.upkeep.change_stream import has_pre_images
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
@@ -49,7 +49,6 @@ STATE = frozenset(
     f"treadle.{name}"
     for name in (
         "batches",
-        "changes",
         "guards",
         "intents",
         "leases",
@@ -129,7 +128,6 @@ def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[
     if server.pre_images:
         yield from _keep_former_states(graph, existing, actions)
     yield from fingerprints.compare(graph, actions)
-    yield from replacing.declare(graph)
     return actions
 
 

@@ -17,14 +17,13 @@ from treadle.graph.pattern import Rule
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
-from treadle.upkeep import controls, fingerprints, position, replacing
+from treadle.upkeep import controls, fingerprints, position
 from treadle.upkeep.aside import SetAsideDocument, listed
 from treadle.upkeep.change_stream import BEATS, CONTROLS, ChangeStream, operation_time, places
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import Watch
 from treadle.upkeep.findings import VERIFICATIONS
 from treadle.upkeep.headroom import Window, headroom, read_window
-from treadle.upkeep.replacing import ChangeStatus
 from treadle.values import frozen
 
 RuleState = Literal["building", "following", "paused", "behind", "failed"]
@@ -121,8 +120,6 @@ class Status:
     set_aside: int
     intents: int
     aside: list[SetAsideDocument] = field(default_factory=list)
-    # The fields whose declaration is being changed.
-    changes: list[ChangeStatus] = field(default_factory=list)
 
 
 def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Plan[Status]:
@@ -148,13 +145,11 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
         seen.aside[each["_id"]["rule"]] = seen.aside.get(each["_id"]["rule"], 0) + 1
     unfinished = yield from find(intents.COLLECTION, {}, {"_id": 1})
     stale = yield from fingerprints.stale()
-    seen.unbuilt = {rule for rule in rules if rule.replaces is not None and rule.place.label in stale}
     described = [
         replace(_of_rule(graph, rule, seen), rebuild_needed=rule.place.label in stale) for rule in rules
     ]
     first = yield from listed(graph, most=graph.limits.set_aside_listed_max)
-    changes = yield from replacing.listed(graph)
-    return Status(described, seen.worker, len(aside), len(unfinished), first, changes)
+    return Status(described, seen.worker, len(aside), len(unfinished), first)
 
 
 @dataclass(slots=True)
@@ -162,8 +157,6 @@ class _Seen:
     """What the database says, before it is told rule by rule."""
 
     waiting: Pending = field(default_factory=Pending)
-    # Changed declarations whose values are not all there yet.
-    unbuilt: set[Rule] = field(default_factory=set)
     row: Raw = field(default_factory=dict)
     worker: WorkerStatus | None = None
     window: Window | None = None
@@ -216,8 +209,6 @@ def _state(graph: Graph, rule: Rule, seen: _Seen, lag: Lag) -> RuleState:
     control = seen.controls.get(rule)
     if control is not None and control["paused"]:
         return "paused"
-    if rule in seen.unbuilt:
-        return "building"
     if rule.maintain == "schedule":
         return _state_of_schedule(rule, seen)
     if rule.maintain == "write":

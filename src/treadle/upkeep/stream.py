@@ -474,9 +474,9 @@ def _is_of(event: Raw, *collections: str) -> bool:
 def require_streams(graph: Graph, server: Capabilities) -> None:
     """Refuse the worker on a server that has no change streams."""
     what = "the worker follows change streams and"
-    instead = "declare maintain='write'"
-    server.require_transactions(what, instead, code="streams-unavailable")
+    server.require_transactions(what, code="streams-unavailable")
     if not server.streams and "streams" in graph.uses:
         raise UsageError(
-            f"{what} this server has none; {instead}, or rebuild() now and then", code="streams-unavailable"
+            f"{what} this server has none; declare maintain='write', or rebuild() now and then",
+            code="streams-unavailable",
         )

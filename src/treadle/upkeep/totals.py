@@ -73,7 +73,7 @@ class Totals:
 def countable(entry: Entry[Any]) -> list[GatherRule]:
     """The rules of a model that totals serve: all that gather, from one source by one key; else none."""
     rules = Recomputation.of(entry, "stream").gathers
-    if not rules or entry.group is not None or entry.replacements:
+    if not rules or entry.group is not None:
         return []
     return rules if all(_is_countable(rule) and rule.alike == rules[0].alike for rule in rules) else []
 

@@ -9,19 +9,16 @@ mistaken for a fault.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
 
-from treadle.engine.commit import commit_on
 from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
 from treadle.engine.pages import chunks, go_through, go_through_sample, projection_of
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import around, set_aside
-from treadle.engine.sides import sides_of
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -155,11 +152,10 @@ def _verify_groups(
 ) -> Plan[list[Finding]]:
     """Groups that have no document, or more than one."""
     findings: list[Finding] = []
-    commit = commit_on(graph, server)
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return commit.look(partial(examine_groups, server, entry, some))
+        return server.together(partial(examine_groups, server, entry, some))
 
     def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
@@ -183,7 +179,7 @@ def _look_again(
         return (yield from examine(server, entry, documents))
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return commit_on(graph, server).look(partial(look, some))
+        return server.together(partial(look, some))
 
     def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
@@ -235,20 +231,13 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
     for rule in entry.answering("examine"):
         findings += yield from rule.examine(documents)
     recomputation = Recomputation.of(entry)
-    sides = yield from sides_of(entry)
-    framed = [sides.framed(each) for each in documents] if sides else documents
-    expected = yield from recomputation.expected(server, framed)
+    expected = yield from recomputation.expected(server, documents)
     group, is_right = entry.group, recomputation.is_right
-    for stored, document, right in zip(documents, framed, expected, strict=True):
+    for document, right in zip(documents, expected, strict=True):
         if group is not None and not value_at(right, group.path):
             findings.append(orphan(entry, document))
         elif not is_right(document, right):
-            wrong = _compare(recomputation, document, right)
-            findings += [
-                replace(each, path=sides.path(stored, each.path)) if sides else each
-                for each in wrong
-                if not sides.drops(each.path)
-            ]
+            findings += _compare(recomputation, document, right)
     return findings
 
 

@@ -84,8 +84,6 @@ async def start(dashboard: Dashboard, form: dict[str, Any]) -> str:
     if kind not in ("verify", "repair", "rebuild"):
         raise Refused(404, "There is no such action.")
     options: dict[str, Any] = {"throttle": _throttle(form)}
-    if kind == "rebuild" and form.get("shadow"):
-        options["shadow"] = True
     if kind == "verify" and form.get("sample"):
         options["sample"] = _number(form["sample"], "The sample")
     models = [model for model in board.store.graph.entries if model.__name__ == form.get("model")]
@@ -106,16 +104,6 @@ async def repair_one(dashboard: Dashboard, form: dict[str, Any]) -> str:
     model = next(each for each in board.store.graph.entries if each.__name__ == chosen.model)
     await board.call(board.store.repair, model, ids=[chosen.document_id])
     return "/verify"
-
-
-async def end_change(dashboard: Dashboard, form: dict[str, Any]) -> str:
-    """Take a swapped declaration back, or drop its former values."""
-    store = dashboard.board.store
-    method = {"undo": store.undo_rebuild, "finish": store.finish_rebuild}.get(form["what"])
-    if method is None:
-        raise Refused(404, "There is no such action.")
-    await dashboard.board.call(method, str(form.get("rule", "")))
-    return "/jobs"
 
 
 async def control(dashboard: Dashboard, form: dict[str, Any]) -> str:
@@ -165,6 +153,5 @@ ROUTES = [
     _post("/actions/set-aside/{what}", settle),
     _post("/actions/start/{kind}", start),
     _post("/actions/repair/{key}", repair_one),
-    _post("/actions/change/{what}", end_change),
     _post("/actions/job/{id}", control),
 ]

@@ -188,7 +188,6 @@ class Board:
             "set_aside": 0 if status is None else status.set_aside,
             "intents": 0 if status is None else status.intents,
             "findings": len(figures.findings),
-            "changes": [] if status is None else status.changes,
             "jobs": sum(job.state in ("running", "paused") for job in figures.jobs),
         }
 
@@ -196,8 +195,7 @@ class Board:
         return {"rules": self.figures.rules}
 
     def _jobs(self) -> dict[str, Any]:
-        status = self.figures.status
-        return {"jobs": self.figures.jobs, "changes": [] if status is None else status.changes}
+        return {"jobs": self.figures.jobs}
 
     def _set_aside(self) -> dict[str, Any]:
         rows = [{"name": each.token, **asdict(each)} for each in self.figures.aside]

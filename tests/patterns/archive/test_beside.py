@@ -99,22 +99,3 @@ def test_a_write_finds_a_document_that_moves_while_it_looks_for_it(database, mon
     assert store.runner.run(rule.bring_back({"_id": 1}))
     assert [] == racing
     assert "read" == store.update(Letter, 1, {"$set": {"text": "read"}}).text
-
-
-class Sheet(Document, collection="sheets", history=History()):
-    id: int
-    specs: Annotated[dict[str, int], Attributes()] = {}
-
-
-def test_a_deferred_block_records_what_is_stored(run, database):
-    """What a call returns is read from a copy; what follows at the end of the block is not."""
-    store = run.store([Sheet])
-    store.setup()
-    store.insert(Sheet(id=1, specs={"size": 1}))
-    with store.deferred():
-        assert {"size": 2} == store.update(Sheet, 1, {"$inc": {"specs.size": 1}}).specs
-        store.replace(Sheet(id=1, specs={"size": 3}))
-        store.insert(Sheet(id=2, specs={"size": 1}))
-    open_rows = database["sheets_history"].find({"valid_to": None}).sort("document_id", 1)
-    assert [*database["sheets"].find().sort("_id", 1)] == [row["document"] for row in open_rows]
-    assert [] == store.verify()

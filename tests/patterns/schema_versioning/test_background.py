@@ -10,10 +10,8 @@ import pytest
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 from bson.min_key import MinKey
-from pymongo import MongoClient
 
 from tests.patterns.schema_versioning.users import Piped, User, old_users
-from tests.support import shared_server
 from treadle import DataError, Document, Store, UsageError, migration
 from treadle.engine import lease
 
@@ -156,15 +154,6 @@ def test_a_document_too_large_to_be_compared_is_migrated_all_the_same(run, datab
 def test_an_update_brings_up_a_document_too_large_to_be_compared(run, database):
     large_documents(database)
     assert 1 == run.store([Large]).update(Large, 1, {"$inc": {"n": 1}}).n
-
-
-@pytest.mark.server
-def test_a_document_too_large_to_be_compared_is_set_aside_without_transactions():
-    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
-        large_documents(client["large"])
-        result = Store(client["large"], [Large]).migrate(Large)
-        assert (2, 1) == (result.migrated, len(result.set_aside))
-        assert "transaction" in result.set_aside[0].reason
 
 
 def test_a_batch_of_large_documents_is_bounded_by_one_reply(heard):

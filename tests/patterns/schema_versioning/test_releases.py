@@ -101,7 +101,9 @@ def test_writing_an_old_version_takes_transactions():
         client["old"]["users"].insert_one({"_id": ObjectId(), "name": "old", "phone": "1"})
         new = Store(client["old"], [User])
         assert ["1", "2"] == new.update(User, {"name": "old"}, {"$push": {"phones": "2"}}).phones
-        assert 1 == new.migrate(User).migrated
+        with pytest.raises(UsageError, match="--replSet rs0") as caught:
+            new.migrate(User)
+        assert "transactions-unavailable" == caught.value.code
 
 
 # -- the validator -----------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ from typing import Annotated, Any
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo import MongoClient
 
 from tests.patterns.schema_versioning.users import Review, User, old_users
-from tests.support import shared_server
 from treadle import (
     Approximate,
     Count,
@@ -241,20 +239,8 @@ def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
     marks(database)
 
 
-@pytest.mark.server
-def test_what_cannot_be_written_where_others_follow_is_set_aside_without_transactions():
-    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
-        marks(client["marks"])
-
-
 def test_what_follows_from_a_migration_is_followed(run, database):
     followed(run.store([Review, Label, Product]), database)
-
-
-@pytest.mark.server
-def test_what_follows_from_a_migration_is_followed_without_transactions():
-    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
-        followed(Store(client["followed"], [Review, Label, Product]), client["followed"])
 
 
 def test_an_old_version_cannot_be_written_where_rules_would_notice(database):

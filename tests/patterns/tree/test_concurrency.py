@@ -33,9 +33,9 @@ from tests.patterns.tree.forest import (
     tree_of,
 )
 from treadle import AsyncStore, DataError, Document, Store, UsageError
+from treadle.engine.commit import Commit
 from treadle.engine.deletes import DeleteOneDocument
 from treadle.engine.inserts import Insert, Work
-from treadle.engine.transaction import ByTransaction
 from treadle.patterns.tree import fields, placing, state
 from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.removes import Remove
@@ -56,7 +56,7 @@ class Side:
         self.store, self.work = store, work
         self.session = store.runner.database.client.start_session()
         self.session.start_transaction(**shell.TRANSACTION_OPTIONS)
-        self.plan = ByTransaction(store.graph, store._capabilities()).inside(work)
+        self.plan = Commit(store.graph, store._capabilities()).inside(work)
         self.command: Any = None
         self.begun = self.ended = self.conflicted = False
         self.refused: str | None = None

@@ -9,7 +9,7 @@ from pymongo.database import Database
 
 from treadle.advisor.plans import before
 from treadle.advisor.plans.models import load_models
-from treadle.engine import lease, sides
+from treadle.engine import lease
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.patterns.approximation import flush
 from treadle.patterns.tree import state as tree_state
@@ -20,7 +20,7 @@ from treadle.upkeep.migrations import log
 _OF_WORKER = (position.COLLECTION, change_stream.BEATS)
 # What no plan writes; where there is any, an application has begun to use Treadle since.
 _OF_OTHERS = (
-    log.COLLECTION, closed.COLLECTION, sides.COLLECTION, flush.LEDGER, tree_state.COLLECTION,
+    log.COLLECTION, closed.COLLECTION, flush.LEDGER, tree_state.COLLECTION,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bson import ObjectId
+from pymongo import UpdateOne
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.ledger import Ledger
@@ -26,7 +27,6 @@ from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import LEDGER, apply, culprits, plain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find, insert_one, transact
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze
 
 # Whatever else lies in the collection is not ours, and must not stop what is.

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bson import ObjectId
+from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.engine import lazy
@@ -43,7 +44,6 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import (
     BAD_VALUE,
     POISON,

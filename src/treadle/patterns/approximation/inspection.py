@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from treadle.engine.commit import commit_on
+from pymongo import UpdateOne
+
+from treadle.engine.commit import Commit
 from treadle.engine.set_aside import log
-from treadle.engine.work import Writer
 from treadle.graph.calls import Sums
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
@@ -18,7 +19,6 @@ from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import LEDGER, plain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
@@ -79,7 +79,7 @@ def mend(graph: Graph, server: Capabilities, rule: CounterFields, keys: Sequence
 
         def commit(work: Drain) -> Plan[Any]:
             body = partial(work.body, graph, server)
-            return commit_on(graph, server).follow(body, Writer(lambda: "repair"))
+            return Commit(graph, server).follow(body)
 
         def note(sums: Sums, unknown: Sums) -> None:
             moved.update(sums)

@@ -13,14 +13,13 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.engine.checked import as_written
-from treadle.engine.commit import commit_on
+from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
 from treadle.engine.crud import translated
 from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.set_aside import set_aside
-from treadle.engine.work import Writer
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.outcomes import Pace, Progress, Report, resting
@@ -34,7 +33,6 @@ from treadle.plan import (
     find,
     find_one,
     find_one_and_delete,
-    find_one_and_update,
     insert_many,
     insert_one,
     server_facts,
@@ -44,7 +42,6 @@ from treadle.plan.capabilities import clock
 from treadle.plan.server_errors import is_refusal
 from treadle.query.moments import as_moment
 
-WRITER = Writer(lambda: "archive")
 SIZE = "_treadle_bytes"
 
 
@@ -61,7 +58,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
     if dry_run:
         return (yield from count_documents(entry.collection, condition))
     total = (yield from count_documents(entry.collection, condition)) if report else 0
-    commit = commit_on(rule.graph, (yield from server_facts()))
+    commit = Commit(rule.graph, (yield from server_facts()))
     most = entry.limits.archive_chunk
     if isinstance(report, Pace):
         most = report.sized(most)
@@ -70,7 +67,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
 
     def attempt(keys: Any) -> Plan[list[int]]:
         chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
-        return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger), WRITER))]
+        return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger)))]
 
     def alone(key: Any, error: Exception) -> Plan[list[int]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
@@ -169,27 +166,18 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
         raw = yield from find_one_and_delete(rule.into, chosen)
         if raw is None:
             return None
-        if not rule.declared.counted:
-            yield from ledger.note_new(entry.of(raw), [raw["_id"]])
         with translated(entry.model.__name__, [raw], entry):
             yield from insert_one(entry.collection, raw)
         return (yield from arrive(raw, ledger))
 
     def arrive(raw: Raw, ledger: Ledger) -> Plan[Raw | None]:
         key, exact = raw["_id"], entry.of(raw)
-        before = raw if rule.declared.counted else None
-        if sides := (yield from ledger.sides(exact)):
-            # Declarations may have been swapped while it was away.
-            yield from ledger.note_before(exact, [key] if before else [])
-            turned = yield from find_one_and_update(entry.collection, by_id(key), sides.arriving())
-            raw = turned or raw
-        if raw is not before:
-            ledger.add(Change(entry.collection, key, before, raw))
+        if not rule.declared.counted:
+            ledger.add(Change(entry.collection, key, None, raw))
         recomputation = Recomputation.of(exact)
         if recomputation.rules:
             # While it was away nobody kept what it derives from others.
             yield from rewrite(server, recomputation, [key], ledger, within=exact.exactly)
         return (yield from find_one(entry.collection, by_id(key)))
 
-    commit = commit_on(rule.graph, server)
-    return (yield from commit.follow(body, WRITER))
+    return (yield from Commit(rule.graph, server).follow(body))

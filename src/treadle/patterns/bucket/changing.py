@@ -18,6 +18,7 @@ from typing import Any
 
 import bson
 from bson.decimal128 import Decimal128
+from pymongo import DeleteOne
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.pattern import REVISION
@@ -40,7 +41,6 @@ from treadle.plan import (
     transact,
     update_one,
 )
-from treadle.plan.operations import DeleteOne
 from treadle.query.comparison import DECIMALS, order_key
 from treadle.query.keys import freeze, same_key
 from treadle.query.paths import drop, has, put, value_at

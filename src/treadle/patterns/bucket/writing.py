@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bson import ObjectId
+from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.errors import DataError, PartlyDone, TreadleError, UsageError
@@ -40,7 +41,6 @@ from treadle.patterns.bucket.grouping import Batch, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, moment, state
 from treadle.plan import Plan, Raw, bulk_write, find, insert_many, transact, update_one, wait
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import (
     BAD_VALUE,
     DUPLICATE_KEY,

@@ -54,7 +54,7 @@ class Count(_Aggregate):
     """
 
     source: ModelReference | None = None
-    by: str | tuple[str, ...] | None = None
+    by: str | None = None
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
     every: timedelta | None = None
@@ -66,7 +66,7 @@ class Count(_Aggregate):
 class _OfField(_Aggregate):
     source: ModelReference | Mapping[str, Any] | None = None
     field: str | Mapping[str, Any] | None = None
-    by: str | tuple[str, ...] | None = None
+    by: str | None = None
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
     every: timedelta | None = None

@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pymongo import InsertOne, UpdateOne
+
 from treadle.engine.pages import by_ids
 from treadle.graph.change import BEFORE, Event
 from treadle.graph.pattern import REVISION
 from treadle.patterns.history.rows import MILLISECOND, OPEN, HistoryRows
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update
-from treadle.plan.operations import InsertOne, UpdateOne
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 

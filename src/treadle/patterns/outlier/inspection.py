@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from treadle.engine.commit import commit_on
+from treadle.engine.commit import Commit
 from treadle.engine.set_aside import set_aside
-from treadle.engine.work import Writer
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
@@ -132,7 +131,7 @@ def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
     try:
         body = partial(work.body, graph, server)
-        return bool((yield from commit_on(graph, server).follow(body, Writer(lambda: "repair"))))
+        return bool((yield from Commit(graph, server).follow(body)))
     except DataError as error:
         if error.code not in ("migration-failed", "version-unknown"):
             raise

@@ -83,8 +83,6 @@ class Operations(Past):
     def rebuild(
         self,
         *models: type[Document],
-        shadow: bool = False,
-        swap: bool = True,
         resume: bool = False,
         throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
@@ -92,42 +90,15 @@ class Operations(Past):
         """Recompute every maintained value, as after a pattern was added to old data.
 
         `resume=True` notes every page, and goes on where such a rebuild of the
-        same models was interrupted. With `shadow`, only fields with
-        `Replaces(…)`: their new values are built beside the old ones, proven,
-        and swapped in; without `swap` they stay beside.
+        same models was interrupted.
         """
         entries = self.graph.chosen(models)
         server = self._capabilities()
-        kind = "shadow rebuild" if shadow else "rebuild"
-        # What is built beside the old values says so itself, so that it always goes on where it was.
-        resume = resume and not shadow
-        with self._recorded(kind, models, throttle, progress, resume=resume) as job:
-            if shadow:
-                work = upkeep.replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
-            else:
-                work = upkeep.rebuild.rebuild(self.graph, server, entries, job)
+        with self._recorded("rebuild", models, throttle, progress, resume=resume) as job:
+            work = upkeep.rebuild.rebuild(self.graph, server, entries, job)
             rebuilt = self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
         self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return rebuilt
-
-    def changes(self) -> list[upkeep.replacing.ChangeStatus]:
-        """The fields whose declaration is being changed, and how far each is."""
-        return self.runner.run(upkeep.replacing.listed(self.graph))
-
-    def undo_rebuild(self, rule: str, *, throttle: upkeep.jobs.Throttle = None) -> int:
-        """Show the former values of a swapped field again, or forget a build; how many documents turned.
-
-        For a day after the swap, as long as the code has `Replaces(…)`.
-        """
-        server = self._capabilities()
-        with self._recorded("undo of a rebuild", [], throttle, None) as job:
-            return self.runner.run(upkeep.replacing.undo(self.graph, server, rule, job))
-
-    def finish_rebuild(self, rule: str, *, throttle: upkeep.jobs.Throttle = None) -> int:
-        """Drop the former values of a swapped field, as `run_due` does after a day; of how many documents."""
-        server = self._capabilities()
-        with self._recorded("end of a rebuild", [], throttle, None) as job:
-            return self.runner.run(upkeep.replacing.finish(self.graph, server, rule, job))
 
     def archive(
         self,

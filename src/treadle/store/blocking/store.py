@@ -18,7 +18,6 @@ from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
-from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
@@ -27,7 +26,7 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
-from treadle.store import joined, shell
+from treadle.store import shell
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.due import run_due
@@ -194,14 +193,7 @@ class Store(Operations):
         array_filters: Sequence[Any] | None = None,
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or before, or None."""
-        calls = self._calls(model)
-        simple = session is None and sort is None and array_filters is None and returns == "after"
-        if simple and (prompt := calls.prompt) is not None and self._free_to_write:
-            command = prompt.update(id_or_filter, update)
-            if command is not None:
-                document: D | None = prompt.after(self._at_once(prompt, command))
-                return document
-        plan = calls.update(id_or_filter, update, sort, returns, array_filters)
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
         return self._write(plan, session)
 
     def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
@@ -372,41 +364,6 @@ class Store(Operations):
                     if isinstance(error, PyMongoError):
                         raise shell.clear(error) from error.__cause__
                     raise
-
-    @contextmanager
-    def deferred(self) -> Generator[ClientSession]:
-        """A transaction in which derived values follow once, at the end of the block.
-
-        Each target is then written once for all writes of the block; until
-        then reads inside show it as it was before. Inside a `transaction()`
-        block it belongs to that transaction, else it commits at its end.
-        """
-        self._capabilities().require_transactions("deferred()")
-        session = self._within(None)
-        if session is None:
-            with self.transaction() as own, self._deferring(own):
-                yield own
-        elif joined.deferring(self, session) is not None:
-            yield session
-        else:
-            with self._deferring(session):
-                yield session
-
-    @contextmanager
-    def _deferring(self, session: ClientSession) -> Generator[None]:
-        ledger = Ledger(whole=True, joined=True)
-        transactions = self.runner.transactions
-        changes = transactions.changes(session)
-        try:
-            with joining(self, session, ledger):
-                yield
-            self.runner.run(self.protocol.settle(ledger), session)
-        except BaseException:
-            # What follows from the block's writes was not written, so that they may not be committed either,
-            # even if the transaction around it goes on.
-            if transactions.changes(session) > changes:
-                self.runner.end_refused(session)
-            raise
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""

@@ -190,16 +190,8 @@ class Writer:
         return outcome
 
     def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
-        try:
-            inside = session is not None and session.in_transaction
-            ledger = joined.deferring(self, session) if inside else None
-            return self.runner.run(self.protocol.commit(works, inside=inside, ledger=ledger), session)
-        except BaseException:
-            if self.protocol.interrupted:
-                # If it fails, the next write tries again.
-                with contextlib.suppress(PyMongoError):
-                    self.runner.run(self.protocol.abandon())
-            raise
+        inside = session is not None and session.in_transaction
+        return self.runner.run(self.protocol.commit(works, inside=inside), session)
 
     @contextmanager
     def _owning(self) -> Generator[str]:

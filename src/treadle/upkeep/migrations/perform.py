@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import bson
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo.errors import OperationFailure
 
 from treadle.engine import follow, lease
 from treadle.engine.contention import in_pieces
@@ -33,7 +33,7 @@ from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId, Unreadable
-from treadle.plan.server_errors import ILLEGAL_OPERATION, is_about_one_document, message_of, translate
+from treadle.plan.server_errors import is_about_one_document, message_of, translate
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
@@ -47,11 +47,6 @@ from treadle.upkeep.migrations.run import (
     runs,
     set_aside,
     write_each,
-)
-
-ONLY_IN_A_TRANSACTION = (
-    "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
-    "standalone server does not have"
 )
 
 # -- the run ------------------------------------------------------------------------------------
@@ -248,12 +243,9 @@ def _alone(run: Run, outcome: Converted) -> Plan[None]:
     except DataError as error:
         yield from put_aside(run, identity, str(error))
     except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
-        if isinstance(error, OperationFailure) and error.code == ILLEGAL_OPERATION:
-            reason = ONLY_IN_A_TRANSACTION
-        elif isinstance(error, OperationFailure) and not is_about_one_document(error):
+        if isinstance(error, OperationFailure) and not is_about_one_document(error):
             raise
-        else:
-            reason = message_of(translate(error, run.lineage.model.__name__, [outcome.after]))
+        reason = message_of(translate(error, run.lineage.model.__name__, [outcome.after]))
         yield from put_aside(run, identity, reason)
 
 
@@ -274,10 +266,6 @@ def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
             if checked:
                 raise
             return (yield from attempt(some, checked=True))
-        except BulkWriteError as error:
-            if run.single:
-                run.done += int(error.details.get("nMatched", 0))
-            raise
         run.done += changed
         for key in keys:
             if freeze(key) in failures:
@@ -308,7 +296,7 @@ def _followed_writes(
             failures[freeze(raw["_id"])] = str(error)
             continue
         # A transaction notices other writers by itself.
-        write = guarded_write(outcome, compare=run.single)
+        write = guarded_write(outcome, compare=False)
         if write is not None:
             writes.append(write)
             changing.append(raw)
@@ -343,6 +331,7 @@ def perform(
     graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
+    server.require_transactions(f"migrate({entry.model.__name__})")
     results: list[Migrated] = []
     for run in runs(graph, server, entry, to, options):
         results.append((yield from (rehearse(run) if dry_run else migrate(run))))

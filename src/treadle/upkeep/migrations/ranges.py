@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine.pages import chunks, starting_at
@@ -11,7 +12,6 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.graph.versions import Lineage
 from treadle.plan import Plan, Raw, by_id, find, update_many
-from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.migrations.run import Run, write_each
 

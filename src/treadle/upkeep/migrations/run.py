@@ -104,11 +104,6 @@ class Run:
         return self.entry.limits
 
     @property
-    def single(self) -> bool:
-        """Whether each write stands for itself: guarded by itself, and not undone with others."""
-        return not self.server.transactions
-
-    @property
     def label(self) -> str:
         """Under which name documents are set aside."""
         return f"migrate {self.lineage.model.__name__}"
