@@ -160,6 +160,7 @@ def test_several_keys_go_into_a_nested_model(run):
         ({"time": "a"}, {}, {}, "must be a datetime"),
         ({"granularity": "days"}, {}, {}, "'seconds' or 'minutes' or 'hours'"),
         ({"expire_after": 5}, {}, {}, "timedelta"),
+        ({"adopt": "odd"}, {}, {}, "its own collection; rename"),
         ({}, {}, {"validation": "strict"}, "validates nothing"),
         ({}, {"c": Annotated[str, Indexed(unique=True)]}, {}, "unique index"),
         ({}, {}, {"indexes": [IndexModel("a", unique=True)]}, "unique index"),
