@@ -645,6 +645,7 @@ BUCKETS = [
     series("must be a datetime", time="a"),
     series("'seconds' or 'minutes' or 'hours'", granularity="days"),
     series("timedelta", expire_after=5),
+    series("its own collection; rename", adopt="wrong"),
     series("validates nothing", keywords={"validation": "strict"}),
     series("unique index", {"c": Annotated[str, Indexed(unique=True)]}),
     series("unique index", keywords={"indexes": [IndexModel("a", unique=True)]}),
