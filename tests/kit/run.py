@@ -70,13 +70,11 @@ def run(
     request: pytest.FixtureRequest, database: Database[dict[str, Any]], capabilities: Capabilities
 ) -> Generator[Run | AsyncRun]:
     """Performs plans and makes stores."""
-    # A profile of another engine refuses some declarations when their Store is first used.
-    known = None if os.environ.get("TREADLE_PROFILE") else capabilities
     if request.param == "sync":
-        yield Run(database, known)
+        yield Run(database, capabilities)
         return
     client = request.getfixturevalue("async_client")
-    async_run = AsyncRun(request.getfixturevalue("event_loop"), client[database.name], known)
+    async_run = AsyncRun(request.getfixturevalue("event_loop"), client[database.name], capabilities)
     try:
         yield async_run
     finally:

@@ -35,7 +35,6 @@ from treadle.query.safety import Sort
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
-W = TypeVar("W", bound=Work[Any])
 
 
 class DocumentLayout(Layout[D]):

@@ -75,8 +75,6 @@ UPDATE_REFUSED = frozenset(
 )
 OUT_OF_TIME = frozenset({50, 262})
 OUT_OF_MEMORY = frozenset({146, 292, 16945})
-# An index of the same name, or of the same keys, that differs in something else.
-INDEX_CONFLICT = frozenset({85, 86})
 # A collection, while its documents were being read.
 DROPPED = frozenset({NAMESPACE_NOT_FOUND, QUERY_PLAN_KILLED, 224})
 # A time limit, a conflict, an interruption, a lost cursor, an ended query plan, a full disk or memory, a
