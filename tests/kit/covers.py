@@ -1,7 +1,8 @@
 """Which test files cover a module of the package.
 
 `src/treadle/a/b.py` is covered by `tests/a/test_b.py`, or by each test file whose docstring has
-a line "Covers: a/b, a/c". `python -m tests.kit.covers src/treadle/a/b.py` prints them.
+a line "Covers: a/b, a/c". `python -m tests.kit.covers src/treadle/a/b.py` prints them, or the
+folder of the package's tests where no file covers it yet. `tests/test_layout.py` lists those.
 """
 
 from __future__ import annotations
