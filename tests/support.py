@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import datetime as dt
@@ -20,6 +21,7 @@ from pydantic import BaseModel, create_model
 from pymongo import MongoClient
 
 from tests.kit.command_log import CommandLog
+from tests.kit.standalone import StandaloneServer
 from treadle import Document, Id
 from treadle.server.local import LocalServer, start
 
@@ -200,17 +202,33 @@ def long_transactions(client: Any) -> Generator[None]:
 
 
 _SHARED: dict[str, LocalServer] = {}
+_STANDALONE: list[StandaloneServer] = []
 
 
 @contextlib.contextmanager
-def shared_server(*, replica_set: bool = True, **parameters: Any) -> Generator[LocalServer]:
+def shared_server(**parameters: Any) -> Generator[LocalServer]:
     """A server with these parameters, emptied: one of a kind for all tests of a process, one test or file at a time."""
     options = {"enableTestCommands": 1, **parameters}
-    key = f"{replica_set} {options}"
+    key = str(options)
     if key not in _SHARED:
         # It ends with this process.
-        _SHARED[key] = start(parameters=options, replica_set=replica_set)
-    with MongoClient[Any](_SHARED[key].uri) as client:
+        _SHARED[key] = start(parameters=options)
+    empty(_SHARED[key].uri)
+    yield _SHARED[key]
+
+
+@contextlib.contextmanager
+def shared_standalone() -> Generator[StandaloneServer]:
+    """A server that is no replica set, emptied: one for all tests of a process, one test or file at a time."""
+    if not _STANDALONE:
+        _STANDALONE.append(StandaloneServer({"enableTestCommands": 1}))
+        atexit.register(_STANDALONE[0].stop)
+    empty(_STANDALONE[0].uri)
+    yield _STANDALONE[0]
+
+
+def empty(uri: str) -> None:
+    """Drop all databases but the server's own."""
+    with MongoClient[Any](uri) as client:
         for name in {*client.list_database_names()} - {"admin", "config", "local"}:
             client.drop_database(name)
-    yield _SHARED[key]

@@ -14,6 +14,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
+from tests.kit.standalone import StandaloneServer
 from treadle import UsageError
 from treadle.advisor import Limits, Step, scan
 from treadle.advisor.facts import CollectionFacts
@@ -21,7 +22,6 @@ from treadle.advisor.html import html
 from treadle.advisor.measure import Measurer
 from treadle.advisor.reading import COMMENT, TOO_LONG, Reader, Refused
 from treadle.advisor.statistics import add_storage_statistics
-from treadle.server import local as servers
 
 PASSWORD = "hush"
 READS = {
@@ -369,7 +369,7 @@ def test_ctrl_c_gives_what_is_known(database: Any) -> None:
 @pytest.mark.server
 def test_a_server_that_goes_away_leaves_what_is_known() -> None:
     with (
-        servers.start(replica_set=False) as running,
+        StandaloneServer() as running,
         MongoClient[dict[str, Any]](running.uri, serverSelectionTimeoutMS=500) as client,
     ):
         shop(client["shop"])
@@ -387,7 +387,7 @@ def test_a_server_that_goes_away_leaves_what_is_known() -> None:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
     """A server whose user may read all collections of `shop` but one, and only that."""
-    with servers.start(replica_set=False, arguments=["--auth"]) as running:
+    with StandaloneServer(arguments=["--auth"]) as running:
         with MongoClient[dict[str, Any]](running.uri) as first:
             first.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
         with MongoClient[dict[str, Any]](running.uri, username="root", password=PASSWORD) as root:
@@ -460,7 +460,7 @@ def test_five_thousand_collections() -> None:
     """Empty ones, made in bulk; the scan names the pattern of their names and looks into the largest."""
     arguments = ["--storageEngine", "ephemeralForTest"]
     with (
-        servers.start(replica_set=False, arguments=arguments) as running,
+        StandaloneServer(arguments=arguments) as running,
         MongoClient[dict[str, Any]](running.uri) as client,
     ):
         database = client["many"]

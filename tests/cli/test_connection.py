@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.standalone import StandaloneServer
 from treadle.cli.connection import CannotConnect, Target, choose_target, connected, hosts
 from treadle.errors import UsageError
-from treadle.server import local as servers
 
 
 @pytest.mark.parametrize(
@@ -65,5 +65,5 @@ def test_the_sentence_says_what_to_correct(server: Any, options: str, words: str
 
 @pytest.mark.server
 def test_a_standalone_server_is_connected_to() -> None:
-    with servers.start(replica_set=False) as running, connected(running.uri) as client:
+    with StandaloneServer() as running, connected(running.uri) as client:
         assert 1.0 == client.admin.command("ping")["ok"]

@@ -14,6 +14,7 @@ import pytest
 from pymongo import MongoClient
 
 from tests.cli.invoke import assert_one_sentence, run, run_verb
+from tests.kit.standalone import StandaloneServer
 from treadle.cli.connection import CannotConnect, Target
 from treadle.cli.doctor import CHECKS, Answer, Report, Server, describe_server, examine, show
 from treadle.cli.gaps import MEANINGS, capability_rows
@@ -39,7 +40,7 @@ def met(client: MongoClient[dict[str, Any]]) -> Server:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
     """The address of a standalone server that asks for a login; its users are root and nobody."""
-    with servers.start(replica_set=False, arguments=["--auth"]) as running:
+    with StandaloneServer(arguments=["--auth"]) as running:
         address = running.uri.removeprefix("mongodb://")
         with MongoClient[dict[str, Any]](running.uri) as first:
             first.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])

@@ -8,7 +8,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle import (
     Count,
     Document,
@@ -55,7 +55,7 @@ def test_a_replica_set_has_what_probes_find(run, database):
 
 @pytest.mark.server
 def test_a_standalone_server_has_no_history():
-    with shared_server(replica_set=False) as server, MongoClient(server.uri) as client:
+    with shared_standalone() as server, MongoClient(server.uri) as client:
         store = Store(client["alone"], [Review, Product])
         store.insert(Product())
         known = store._capabilities()

@@ -15,7 +15,7 @@ from pymongo.errors import PyMongoError
 
 from tests.poison.scenarios import GOOD, SCENARIOS, Scenario
 from tests.poison.values import VALUES
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle import Store
 from treadle.errors import TreadleError
 from treadle.server.local import LocalServer
@@ -51,7 +51,7 @@ def mended(store: Any, scenario: Scenario, database: Any) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    with shared_server(replica_set=False) as running:
+    with shared_standalone() as running:
         yield running
 
 

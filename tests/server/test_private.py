@@ -43,9 +43,8 @@ def test_the_folder_and_everything_in_it_are_for_this_user_alone(tmp_path: Path)
             assert 0o700 == mode(running.path / "treadle")
 
 
-@pytest.mark.parametrize("replica_set", [True, False])
-def test_without_the_password_nothing_is_read_or_written(replica_set: bool) -> None:
-    with server.start(replica_set=replica_set) as running:
+def test_without_the_password_nothing_is_read_or_written() -> None:
+    with server.start() as running:
         with MongoClient[Any]("127.0.0.1", running.port, directConnection=True) as stranger:
             for command in (
                 lambda: stranger.shop.items.insert_one({"value": 1}),
@@ -90,7 +89,7 @@ def test_the_password_is_in_no_command_line_message_or_environment() -> None:
         for file in running.path.joinpath("treadle").glob("*.*"):
             assert password.encode() not in file.read_bytes(), file
         with pytest.raises(UsageError) as raised:
-            server.start(running.path, replica_set=False)
+            server.start(running.path, arguments=["--oplogSize", "8"])
         assert password not in str(raised.value)
 
 
@@ -161,7 +160,7 @@ def test_a_link_of_another_user_is_refused_and_ones_own_is_followed(tmp_path: Pa
     link, folder = tmp_path / "link", tmp_path / "folder"
     folder.mkdir()
     link.symlink_to(folder)
-    with server.start(link, replica_set=False) as running:
+    with server.start(link) as running:
         assert folder == running.path
     os.lchown(link, STRANGER, STRANGER)
     with pytest.raises(UsageError, match="another user's link"):
@@ -178,7 +177,7 @@ def test_a_folder_that_anybody_could_exchange_is_refused(tmp_path: Path) -> None
             server.start(folder)
         assert "local-server-folder" == raised.value.code
         parent.chmod(0o1777)
-        server.start(folder, replica_set=False).stop()
+        server.start(folder).stop()
 
 
 @pytest.mark.all
@@ -192,7 +191,7 @@ def test_a_lock_of_another_user_holds_nobody_up(tmp_path: Path) -> None:
         held.append((state / f"{name}.lock").open("w"))
         fcntl.flock(held[-1], fcntl.LOCK_EX)
     begin = time.monotonic()
-    with server.start(tmp_path, replica_set=False) as running:
+    with server.start(tmp_path) as running:
         assert time.monotonic() - begin < server.START_SECONDS_MAX / 2
         assert 0o700 == mode(running.path)
         with pytest.raises(BlockingIOError):
@@ -202,10 +201,9 @@ def test_a_lock_of_another_user_holds_nobody_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("replica_set", [True, False])
-def test_a_folder_from_before_gets_a_password_and_keeps_its_data(tmp_path: Path, replica_set: bool) -> None:
+def test_a_folder_from_before_gets_a_password_and_keeps_its_data(tmp_path: Path) -> None:
     """As version 0.1 left it: no key, no users, open to readers, with a log that others may have open."""
-    with server.start(tmp_path, replica_set=replica_set, arguments=["--noauth"]) as before:
+    with server.start(tmp_path, arguments=["--noauth"]) as before:
         assert before.uri == before.address
         assert before.password_file is None
         with MongoClient[Any](before.uri) as client:
@@ -215,7 +213,7 @@ def test_a_folder_from_before_gets_a_password_and_keeps_its_data(tmp_path: Path,
     log.chmod(0o644)
     with log.open() as opened_before:
         for _ in range(2):
-            with server.start(tmp_path, replica_set=replica_set) as running:
+            with server.start(tmp_path) as running:
                 assert [1] == values(running.uri)
                 stranger = MongoClient[Any]("127.0.0.1", running.port, directConnection=True)
                 with stranger, pytest.raises(OperationFailure):
@@ -281,7 +279,7 @@ import sys
 from datetime import datetime
 from pymongo import MongoClient
 from treadle.server import local as server
-with server.start(replica_set=False) as running, MongoClient(running.uri) as client:
+with server.start() as running, MongoClient(running.uri) as client:
     zone = {"date": datetime(2024, 7, 1), "timezone": "America/Mexico_City", "format": "%z"}
     print(next(client.shop.aggregate([{"$documents": [{}]}, {"$project": {"z": {"$dateToString": zone}}}]))["z"])
 """

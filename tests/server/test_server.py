@@ -256,23 +256,12 @@ def test_processes_that_start_at_once_share_one_server(tmp_path: Path) -> None:
 @pytest.mark.all
 def test_a_server_with_other_options_is_not_shared() -> None:
     with server.start(arguments=["--oplogSize", "8"]) as running:
-        with pytest.raises(UsageError, match="replica_set=True, not False") as raised:
-            server.start(running.path, replica_set=False)
-        assert "local-server-options" == raised.value.code
-        with pytest.raises(UsageError, match="'--oplogSize', '8'"):
+        with pytest.raises(UsageError, match="'--oplogSize', '8'") as raised:
             server.start(running.path, arguments=["--oplogSize", "9"])
+        assert "local-server-options" == raised.value.code
         with server.start(running.path) as same:
             assert running.uri == same.uri
         insert_in_transaction(running.uri, 1)
-
-
-@pytest.mark.all
-def test_a_standalone_server_has_no_replica_set() -> None:
-    with server.start(replica_set=False) as running:
-        assert f"mongodb://treadle@127.0.0.1:{running.port}/?authSource=admin" == running.address
-        with MongoClient[dict[str, Any]](running.uri) as client:
-            client.shop.items.insert_one({"value": 1})
-            assert "setName" not in client.admin.command("hello")
 
 
 @pytest.mark.all
@@ -329,7 +318,7 @@ def test_what_a_crash_left_behind_is_no_obstacle(tmp_path: Path, user: Any) -> N
 def test_an_unreadable_server_file_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "treadle").mkdir()
     (tmp_path / "treadle" / "server.json").write_text('{"port": 4')
-    with server.start(tmp_path, replica_set=False) as running:
+    with server.start(tmp_path) as running:
         assert [] == values(running.uri)
 
 
@@ -432,7 +421,7 @@ def test_a_folder_of_another_mongod_is_taken_over_only_after_its_end(tmp_path: P
 
 @pytest.mark.all
 def test_data_of_another_version_is_told_in_a_sentence(tmp_path: Path) -> None:
-    server.start(tmp_path, replica_set=False).stop()
+    server.start(tmp_path).stop()
     turtle = tmp_path / "WiredTiger.turtle"
     turtle.write_text(re.sub(r"major=\d+,minor=\d+", "major=99,minor=0", turtle.read_text()))
     with pytest.raises(UsageError, match="another version of MongoDB") as raised:

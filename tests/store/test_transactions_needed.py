@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 from pymongo import AsyncMongoClient, MongoClient
 
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle import (
     Approximate,
     Archive,
@@ -140,7 +140,7 @@ EACH = pytest.mark.parametrize("label", REFUSED)
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    with shared_server(replica_set=False) as server:
+    with shared_standalone() as server:
         yield server
 
 

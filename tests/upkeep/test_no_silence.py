@@ -10,7 +10,7 @@ from pydantic import create_model
 from pymongo import MongoClient
 from pymongo.errors import WriteError
 
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle import Count, DeclarationError, Document, Id, Indexed, NotSetUp, Store, Sum, UsageError
 
 
@@ -135,7 +135,7 @@ class Child(Document, collection="children"):
 
 @pytest.mark.server
 def test_a_standalone_server_refuses_streams_at_the_first_word() -> None:
-    with shared_server(replica_set=False) as alone, MongoClient[Any](alone.uri) as client:
+    with shared_standalone() as alone, MongoClient[Any](alone.uri) as client:
         for call in (
             lambda store: store.count(Child),
             lambda store: store.insert(Parent()),

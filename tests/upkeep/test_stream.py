@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tests import streamed
 from tests.streamed import KEYS, MODELS, Writer
-from tests.support import shared_server
+from tests.support import shared_standalone
 from tests.upkeep.followed import Sale, Shop, of, settled, without_former_states
 from treadle import Count, DeclarationError, Document, ExtendedReference, Id, Max, Subset, Sum
 
@@ -159,7 +159,7 @@ def test_a_standalone_server_is_refused():
 
     from treadle import Store
 
-    with shared_server(replica_set=False) as server, MongoClient(server.uri) as client:
+    with shared_standalone() as server, MongoClient(server.uri) as client:
         store = Store(client["alone"], [Sale, Shop])
         for call in (store.setup, store.worker().run, store.worker().run_until_idle, store.worker().lag):
             with pytest.raises(DeclarationError, match="standalone") as refused:

@@ -133,9 +133,8 @@ class LocalServer:
         self.port: int = info["port"]
         self.pid: int = info["pid"]
         # With the name of the set, clients wait for the primary when mongod is restarted.
-        options = [f"replicaSet={REPLICA_SET}"] if info["replica_set"] else []
-        options += ["authSource=admin"] if key else []
-        rest = f"127.0.0.1:{self.port}/" + ("?" + "&".join(options) if options else "")
+        options = f"?replicaSet={REPLICA_SET}" + ("&authSource=admin" if key else "")
+        rest = f"127.0.0.1:{self.port}/{options}"
         self.uri = f"mongodb://{USER}:{key}@{rest}" if key else f"mongodb://{rest}"
         # The same without the password, and the file that has it; these may be printed.
         self.address = f"mongodb://{USER}@{rest}" if key else self.uri
@@ -169,12 +168,11 @@ class LocalServer:
 def start(
     path: str | Path | None = None,
     *,
-    replica_set: bool = True,
     parameters: Mapping[str, object] = {},
     arguments: Sequence[str] = (),
     mongod: Path | None = None,
 ) -> LocalServer:
-    """A server that accepts transactions (without `replica_set`: plain writes) at once.
+    """A server that accepts transactions at once.
 
     Data goes to the folder `path` and stays there, or to a temporary folder
     that goes away with the server. A server that already runs in the folder is
@@ -183,7 +181,6 @@ def start(
     """
     binary = find_mongod() if mongod is None else _check_executable(Path(mongod), "mongod= names")
     options = {
-        "replica_set": replica_set,
         "parameters": {name: _parameter_text(value) for name, value in parameters.items()},
         "arguments": [str(argument) for argument in arguments],
     }
@@ -284,8 +281,7 @@ def _spawn_guard(
 def _command(folder: Path, options: Mapping[str, Any], mongod: Path) -> list[str]:
     overridden = _option_names(options)
     command = [str(mongod), "--dbpath", str(folder), "--bind_ip", "127.0.0.1", "--nounixsocket"]
-    if options["replica_set"]:
-        command += ["--replSet", REPLICA_SET]
+    command += ["--replSet", REPLICA_SET]
     if not ACCESS_ARGUMENTS & overridden:
         command += ["--keyFile", str(key_file(folder))]
     zones = _zone_folder()
@@ -353,9 +349,9 @@ def _read_info(folder: Path) -> dict[str, Any] | None:
 
 
 def _refuse_other_options(folder: Path, running: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """A start without options shares any server, except one without a replica set."""
+    """A start without options shares any server."""
     for name, value in options.items():
-        if value != running[name] and (value or name == "replica_set"):
+        if value and value != running[name]:
             raise UsageError(
                 f"The server that runs in {folder} has {name}={running[name]!r}, not {value!r}; "
                 "ask for the same, stop its other users first, or choose another folder.",
@@ -402,8 +398,8 @@ def _accepts_writes(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]
     hello = client.admin.command("hello")
     writable = bool(hello["isWritablePrimary"])
     ours = hello.get("setName") == REPLICA_SET and hello.get("hosts") == [address]
-    if not info["replica_set"] or (writable and ours):
-        return writable
+    if writable and ours:
+        return True
     try:
         config = client.admin.command("replSetGetConfig")["config"]
     except OperationFailure as error:

@@ -11,7 +11,7 @@ import pytest
 from pymongo import MongoClient
 
 from tests.advisor.plans.shops import everything, plan_for, shop
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Application
 from treadle.advisor.plans.models import load_models
@@ -202,7 +202,7 @@ def test_a_worker_forbids_undo(database: Any) -> None:
 def test_a_server_without_change_streams_is_refused(database: Any) -> None:
     shop(database)
     plan = plan_for(database, "computed")
-    with shared_server(replica_set=False) as running, MongoClient[Any](running.uri) as client:
+    with shared_standalone() as running, MongoClient[Any](running.uri) as client:
         alone = client[database.name]
         for name in ("products", "reviews"):
             alone[name].insert_many(database[name].find())

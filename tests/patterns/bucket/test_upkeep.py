@@ -16,7 +16,7 @@ from pymongo import MongoClient
 from tests.kit.command_log import CommandLog
 from tests.kit.fault_sweep import Write
 from tests.kit.faults import REPLY_LOST
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle import Bucket, DataError, Document, Limits, Store, UsageError
 from treadle.plan.capabilities import Capabilities
 
@@ -428,7 +428,7 @@ def test_an_adoption_that_is_killed_is_finished_by_the_next(fault_sweep, record_
 @pytest.mark.heavy
 def test_on_a_standalone_server_all_but_moves_is_offered():
     with (
-        shared_server(replica_set=False) as alone,
+        shared_standalone() as alone,
         MongoClient[Any](alone.uri) as opened,
     ):
         database = opened["alone"]

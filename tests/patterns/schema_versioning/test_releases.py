@@ -11,7 +11,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from tests.patterns.schema_versioning.users import User, split_phone
-from tests.support import shared_server
+from tests.support import shared_standalone
 from treadle import Document, ExtendedReference, Id, Store, UsageError, migration
 
 # -- rolling deploys ---------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_only_models_of_the_store_are_written_in_another_version(database):
 
 @pytest.mark.server
 def test_writing_an_old_version_takes_transactions():
-    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
+    with shared_standalone() as alone, MongoClient(alone.uri) as client:
         store = Store(client["old"], [User], write_versions={User: 1})
         user = store.insert(User(name="a"))
         with pytest.raises(UsageError) as caught:
