@@ -190,7 +190,7 @@ class Acts(Documents):
         return f"{row.id}"
 
     def note_references(self, owner: Row) -> None:
-        """References that `on_delete="clear"` or a changed key make lead elsewhere."""
+        """References that `on_delete="clear"` or a changed key make invalid."""
         key = self.oracle.owner_key(owner)
         self.moved |= {
             hashable(row.id) for row in self.oracle.rows("item") if hashable(row["owner_id"]) == key

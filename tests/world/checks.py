@@ -7,8 +7,8 @@ from typing import Any
 from bson import Decimal128
 
 from tests.world.documents import Documents
-from tests.world.models import Raw
-from tests.world.oracle import HOSTILE, Row, hashable, number_of, plain, same
+from tests.world.models import SIDES, Raw
+from tests.world.oracle import HOSTILE, WORDS, Row, hashable, number_of, plain, same
 
 
 class Checks(Documents):
@@ -171,11 +171,7 @@ class Checks(Documents):
         if finding.model == "Daily":
             return f"daily.{finding.path}" if finding.path in ("points", "scores") else "daily"
         first, *rest = finding.path.split(".")
-        back = {self.world.stored("item", name): name for name in ("name_then",)}
-        back |= {
-            self.world.stored("owner", name): name
-            for name in ("high_items", "line_items", "line_amount", "top_items", "all_views")
-        }
+        back = {self.world.stored(side, name): name for side in SIDES for name in WORDS}
         if first == "_treadle":
             first = rest[-1] if rest else ""
         if first == "lines":

@@ -17,6 +17,11 @@ from tests.world.models import SIDES, Raw, World, camel
 OPTIONS: CodecOptions[Raw] = CodecOptions(tz_aware=True, uuid_representation=UuidRepresentation.STANDARD)
 # Documents that another program stored have numbers from here on.
 HOSTILE = 900
+# Fields whose stored names differ in camel case.
+WORDS = (
+    *("owner_id", "unit_price", "name_then", "high_items", "line_items", "line_amount", "top_items"),
+    *("last_tag", "all_views", "deleted_at", "parent_id", "fan_count"),
+)
 
 
 @dataclass
@@ -122,11 +127,7 @@ class Oracle:
         """By Python names, of which those with several words differ in camel case."""
         if not self.world.has(side, "camel"):
             return {"id" if name == "_id" else name: value for name, value in document.items()}
-        words = (
-            *("owner_id", "unit_price", "name_then", "high_items", "line_items", "line_amount"),
-            *("top_items", "last_tag", "all_views", "deleted_at", "parent_id", "fan_count"),
-        )
-        known = {camel(name): name for name in words}
+        known = {camel(name): name for name in WORDS}
         return {"id" if name == "_id" else known.get(name, name): value for name, value in document.items()}
 
     # -- expected values ---------------------------------------------------------------------------

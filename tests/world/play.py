@@ -1,6 +1,6 @@
 """One world, played: a seeded history of writes, and the checks between them.
 
-A play collects what is wrong by the name of the derived value, and goes on:
+A play collects what is wrong by the name of the derived value, and continues:
 one wrong value does not hide another. The name "call restore" stands for a
 call that raised.
 """
