@@ -122,8 +122,8 @@ def test_a_clock_that_is_off_is_told_with_its_sign(server: Any) -> None:
     assert -100 == pytest.approx(found.details["seconds"], abs=1)
 
 
-@pytest.mark.parametrize(("wire", "status"), [(9, "problem"), (13, "ok"), (25, "ok")])
-def test_servers_before_5_0_are_a_problem(met: Server, wire: int, status: str) -> None:
+@pytest.mark.parametrize(("wire", "status"), [(13, "problem"), (17, "ok"), (25, "ok")])
+def test_servers_before_6_0_are_a_problem(met: Server, wire: int, status: str) -> None:
     """Whatever version they say they are: engines other than MongoDB count their own."""
     old = replace(met, version="99.0", hello={"maxWireVersion": wire})
     assert status == CHECKS["server_version"](old).status
