@@ -15,7 +15,7 @@ PICTURE = Path(__file__).parent / "images" / "rooms.svg"
 # A room imports from itself and from the rooms before it. Two import later ones, when they are called:
 # Store.local() starts the private server, and the command line starts the dashboard and the demonstration.
 ROOMS = [
-    "values", "errors", "model", "query", "plan", "graph", "engine", "patterns", "upkeep",
+    "errors", "model", "query", "plan", "graph", "engine", "patterns", "upkeep",
     "store", "server", "advisor", "cli", "web", "demo",
 ]  # fmt: skip
 # These import from every room, and no room imports them: the package itself, and what stands beside it.

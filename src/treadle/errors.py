@@ -8,8 +8,7 @@ a heading of its own in `docs/errors.md`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from treadle.values import frozen
+from dataclasses import dataclass
 
 MESSAGE_LENGTH_MAX = 4_000
 
@@ -81,7 +80,7 @@ class Conflict(UsageError):
         self.identity = identity
 
 
-@frozen
+@dataclass(frozen=True)
 class Failure:
     """Why one document or operation of a bulk write was refused; positions count from 0."""
 

@@ -6,7 +6,7 @@ import pytest
 from pymongo import DeleteOne
 
 from treadle import UsageError
-from treadle.plan import Call, bulk_write, find, find_one, insert_one, transact, update_many, wait
+from treadle.plan import bulk_write, find, find_one, insert_one, transact, update_many, wait
 from treadle.plan.dry_run import dry
 
 
@@ -38,7 +38,9 @@ def test_transactions_are_listed_too(run, database):
 
     writes = []
     assert run(dry(plan(), writes)) is None
-    assert [Call("numbers", "insert_one", ({"_id": 1},))] == writes
+    assert [("numbers", "insert_one", ({"_id": 1},))] == [
+        (each.collection, each.method, each.arguments) for each in writes
+    ]
     assert [] == database.list_collection_names()
 
 

@@ -8,6 +8,7 @@ where they differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pymongo import UpdateOne
@@ -28,7 +29,6 @@ from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
 from treadle.query.keys import KEY, distinct, freeze
-from treadle.values import frozen
 
 
 def require_indexes(unready: list[GroupRule | Entry[Any]]) -> Plan[None]:
@@ -142,7 +142,7 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
     return Arranged(made, [entry.key_of(each) for each in surplus])
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Arranged:
     """The ids of documents that were made, and the keys of those that were removed."""
 

@@ -35,13 +35,12 @@ from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical, same
 from treadle.query.keys import freeze, may_be_id, same_key
 from treadle.query.paths import outermost
-from treadle.values import frozen as frozen_value
 
 # Inside a caller's own transaction nothing can be left for later.
 UNBOUNDED = 2**31
 
 
-@frozen_value
+@dataclass(slots=True, eq=False, repr=False)
 class FanOut:
     """Copies that are still to be made of one source document, by what targets name it by."""
 

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 
 from treadle.plan import Plan, Raw
 from treadle.query.paths import overlap
-from treadle.values import frozen
 
 # In a batch: the caller passed nothing along for this document, which is not the same as None.
 NOT_GIVEN: Final = object()
@@ -18,7 +17,7 @@ BEFORE = "fullDocumentBeforeChange"
 AFTER = "fullDocument"
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Change:
     """Before and after of one document, as stored; None where there was or is none.
 

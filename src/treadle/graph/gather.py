@@ -10,6 +10,7 @@ applied exactly, the group is recomputed from its sources.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from types import MappingProxyType
@@ -29,7 +30,6 @@ from treadle.query.keys import may_be_id as may_be_id
 from treadle.query.pairs import paired_filter
 from treadle.query.paths import Path, filter_references, inside, resolve, value_at, values_at
 from treadle.query.safety import clean
-from treadle.values import frozen
 
 
 class _Recompute:
@@ -41,7 +41,7 @@ RECOMPUTE: Final = _Recompute()
 """The answer of a rule that cannot apply a difference exactly."""
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Origin:
     """Where a gathered value comes from: the sources, how they find their targets, and which count."""
 

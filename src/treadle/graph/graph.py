@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from treadle.errors import DeclarationError, UsageError
@@ -30,7 +31,6 @@ from treadle.query.paths import (
     plain,
     resolve,
 )
-from treadle.values import frozen
 
 D = TypeVar("D", bound=Document)
 # The families of derived data, which the engine maintains.
@@ -60,7 +60,7 @@ def needs_of(rule: Rule) -> dict[str, str]:
     return needs
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Stage:
     """The rules of one level: those that gather, by source, with those that need the server; and copies."""
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule, Touch
 from treadle.plan import Raw
 from treadle.query.paths import value_at
-from treadle.values import frozen
 
 ADVICE = " with each write of the document; leave it out"
 
 
-@frozen
+@dataclass(frozen=True)
 class _Lifecycle(Pattern):
     """What these declarations have in common: where they may stand."""
 
@@ -52,7 +52,7 @@ class _Lifecycle(Pattern):
             raise DeclarationError(f"{place.label} must be a {names}", code="maintained-type")
 
 
-@frozen
+@dataclass(frozen=True)
 class CreatedAt(_Lifecycle):
     """When the document was inserted, by the server's clock."""
 
@@ -63,7 +63,7 @@ class CreatedAt(_Lifecycle):
         return StampRule(place, self.pattern, always=False)
 
 
-@frozen
+@dataclass(frozen=True)
 class UpdatedAt(_Lifecycle):
     """When a caller last wrote the document, by the server's clock; maintained values do not count."""
 
@@ -89,7 +89,7 @@ class StampRule(Rule):
         return {self.path: "now"} if new or self._always else {}
 
 
-@frozen
+@dataclass(frozen=True)
 class Revision(_Lifecycle):
     """How often the document was written; whoever writes over an older one is told."""
 
@@ -118,7 +118,7 @@ class RevisionRule(Rule):
         return {self.path: {"$eq": known} if known else {"$in": [0, None]}}
 
 
-@frozen
+@dataclass(frozen=True)
 class SoftDelete(_Lifecycle):
     """When the document was deleted; it stays stored, and everybody takes it for gone."""
 

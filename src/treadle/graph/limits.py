@@ -8,13 +8,12 @@ what is stored already.
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from treadle.errors import UsageError
-from treadle.values import frozen
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """Sizes, pages, attempts and waits: `Store(database, models, limits=Limits(insert_max=1_000))`."""
 

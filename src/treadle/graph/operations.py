@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from treadle.model.document import Document
-from treadle.values import frozen
 
 D = TypeVar("D", bound=Document)
 D_co = TypeVar("D_co", bound=Document, covariant=True)
 Returns: TypeAlias = Literal["after", "before"]
 
 
-@frozen
+@dataclass(frozen=True)
 class Upserted(Generic[D_co]):
     """The document of an upsert, and whether it is a new one."""
 
@@ -20,7 +20,7 @@ class Upserted(Generic[D_co]):
     created: bool
 
 
-@frozen
+@dataclass(frozen=True)
 class Bulk:
     """How many documents a bulk write inserted, updated and deleted."""
 
@@ -29,14 +29,14 @@ class Bulk:
     deleted: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class Insert:
     """Store a new document."""
 
     document: Document
 
 
-@frozen
+@dataclass(frozen=True)
 class Update:
     """Update one document, by id or filter."""
 
@@ -45,7 +45,7 @@ class Update:
     update: Any
 
 
-@frozen
+@dataclass(frozen=True)
 class UpdateMany:
     """Update all matching documents."""
 
@@ -54,14 +54,14 @@ class UpdateMany:
     update: Any
 
 
-@frozen
+@dataclass(frozen=True)
 class Replace:
     """Write a whole document over the stored one."""
 
     document: Document
 
 
-@frozen
+@dataclass(frozen=True)
 class Upsert(Generic[D]):
     """Update the one document that matches, or store `insert`."""
 
@@ -71,7 +71,7 @@ class Upsert(Generic[D]):
     insert: D
 
 
-@frozen
+@dataclass(frozen=True)
 class Delete:
     """Delete one document, by id or filter."""
 
@@ -79,7 +79,7 @@ class Delete:
     filter: Any
 
 
-@frozen
+@dataclass(frozen=True)
 class DeleteMany:
     """Delete all matching documents."""
 

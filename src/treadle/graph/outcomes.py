@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from treadle.plan import Plan
-from treadle.values import frozen
 
 T = TypeVar("T")
 
 
-@frozen
+@dataclass(frozen=True)
 class Action:
     """One thing that set-up did, or would do."""
 
@@ -25,7 +24,7 @@ class Action:
         return f"{self.what} {self.collection}" + (f": {self.detail}" if self.detail else "")
 
 
-@frozen
+@dataclass(frozen=True)
 class Finding:
     """Something stored is not what it should be."""
 
@@ -37,7 +36,7 @@ class Finding:
     expected: Any
 
 
-@frozen
+@dataclass(frozen=True)
 class Progress:
     """How far a long run has come with one model."""
 
@@ -80,7 +79,7 @@ def resting(report: Report | None, documents: int, last: list[Any] | None = None
         yield from report.rest(documents, last)
 
 
-@frozen
+@dataclass(frozen=True)
 class Page(Generic[T]):
     """Some documents in the order of a sort; `next` is what `after=` takes for those that follow."""
 
@@ -96,7 +95,7 @@ class Nested(Generic[T]):
     children: list[Nested[T]] = field(default_factory=list)
 
 
-@frozen
+@dataclass(frozen=True)
 class State(Generic[T]):
     """A document as it was from `valid_from` to `valid_to`, which is None while it still is.
 
@@ -114,7 +113,7 @@ class State(Generic[T]):
         return getattr(self.document, name)
 
 
-@frozen
+@dataclass(frozen=True)
 class FieldSummary:
     """Statistics of one field; `avg` is None where no reading has a value."""
 
@@ -127,7 +126,7 @@ class FieldSummary:
         return getattr(self, name)
 
 
-@frozen
+@dataclass(frozen=True)
 class Summary:
     """What one bucket says about its readings, by the names of the fields."""
 

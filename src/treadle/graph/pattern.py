@@ -17,6 +17,7 @@ target itself, computed in Python). They are in `derived.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from inspect import isawaitable
@@ -41,7 +42,6 @@ from treadle.model.storable import refuse_unsendable, too_deep
 from treadle.plan import Plan, Raw, by_id
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import ARRAYS, Path, Step
-from treadle.values import frozen
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -54,7 +54,7 @@ REVISION = f"{RESERVED}.n"
 STATE = f"{RESERVED}.state"
 
 
-@frozen
+@dataclass(frozen=True)
 class Place:
     """Where a declaration stands: document, path to the declaring model, field."""
 
@@ -77,7 +77,7 @@ class Place:
         return any(step.array for step in self.steps)
 
 
-@frozen
+@dataclass(frozen=True)
 class ClassPlace(Place):
     """Where a class keyword stands: the document as a whole."""
 
@@ -92,7 +92,7 @@ class ClassPlace(Place):
         return f"{STATE}.{self.keyword}"
 
 
-@frozen
+@dataclass(frozen=True)
 class Elsewhere:
     """Another collection that holds some of a model's documents."""
 

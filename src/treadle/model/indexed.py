@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from treadle.values import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Indexed:
     """Marks a field as indexed: `email: Annotated[str, Indexed(unique=True)]`.
 

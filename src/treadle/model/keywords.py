@@ -9,14 +9,13 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from pymongo import IndexModel
 
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import RESERVED
-from treadle.values import frozen
 
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
@@ -31,7 +30,7 @@ _CHOICES = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Settings:
     """The class keywords of a document, with those that it inherits."""
 

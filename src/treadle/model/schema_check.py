@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bson import ObjectId
@@ -17,12 +18,10 @@ from bson.binary import Binary
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 
-from treadle.values import frozen
-
 INT32 = 2**31
 
 
-@frozen
+@dataclass(frozen=True)
 class Fault:
     """A place in a document, what stands there, and what should."""
 

@@ -16,6 +16,7 @@ import types
 import typing
 import uuid
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typing_extensions
@@ -25,7 +26,6 @@ from pydantic import BaseModel, PlainSerializer, Secret, SecretBytes, SecretStr,
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError
-from treadle.values import frozen
 
 Kind = Literal[
     "scalar", "model", "list", "set", "frozenset", "tuple", "map", "union", "enum",
@@ -52,7 +52,7 @@ _UNSTORABLE = (deque, Secret, SecretStr, SecretBytes, complex, range)
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
-@frozen
+@dataclass(frozen=True)
 class Shape:
     """One annotation, taken apart; `items` are the members, elements, or key and value."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,6 @@ from pydantic.fields import FieldInfo
 from treadle.errors import DataError, UsageError
 from treadle.model.bson_types import RESERVED
 from treadle.model.shape import Shape
-from treadle.values import frozen
 
 M = TypeVar("M", bound=BaseModel)
 Dump = Callable[[Any, list[Any]], Any]
@@ -21,7 +21,7 @@ Dump = Callable[[Any, list[Any]], Any]
 PATHS_SHOWN_MAX = 5
 
 
-@frozen
+@dataclass(frozen=True)
 class StoredField:
     """One field: its Python name, its stored name, its shape."""
 

@@ -44,7 +44,6 @@ from treadle.query.paths import (
     top,
     value_at,
 )
-from treadle.values import frozen
 
 Policy = Literal["sync", "snapshot"]
 
@@ -73,7 +72,7 @@ class ExtendedReference(Pattern):
         return ReferenceRule(place, graph, self)
 
 
-@frozen
+@dataclass(frozen=True)
 class Copied:
     """One copied field: its stored name in the card (None for a flat copy) and in the source."""
 

@@ -16,7 +16,7 @@ knows any pattern. Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
@@ -32,7 +32,6 @@ from treadle.model.bson_types import Filter as Filter
 from treadle.model.bson_types import Raw as Raw
 from treadle.model.bson_types import Update as Update
 from treadle.plan.server_errors import exists_already, is_outcome_unknown, is_transient
-from treadle.values import frozen
 
 R = TypeVar("R")
 
@@ -51,7 +50,7 @@ class Command:
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Call(Command):
     """One method of a PyMongo collection, with its arguments.
 
@@ -67,7 +66,7 @@ class Call(Command):
     ids: Sequence[Any] = ()
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Read(Command):
     """A method that returns a cursor; the result is the list of its documents.
 
@@ -84,7 +83,7 @@ class Read(Command):
     ids: Sequence[Any] = ()
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class DatabaseCommand(Command):
     """A command of the database itself, such as collMod."""
 
@@ -105,21 +104,21 @@ class DatabaseCommand(Command):
         return next(iter(self.document)) in SCHEMA_COMMANDS | HARMLESS_COMMANDS
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Transact(Command):
     """Run the plan that `make` makes in a transaction, again after a conflict."""
 
     make: Callable[[], Plan[Any]]
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Wait(Command):
     """Let some time pass; a plan has no clock of its own."""
 
     seconds: float
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Aside(Command):
     """Run the plan that `make` makes beside the transaction under way: where there is one, not at all.
 
@@ -129,24 +128,24 @@ class Aside(Command):
     make: Callable[[], Plan[Any]]
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Outside(Command):
     """Run the plan that `make` makes without the caller's session, even where a transaction is under way."""
 
     make: Callable[[], Plan[Any]]
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class ServerFacts(Command):
     """What the server can do; a runner asks once, and remembers."""
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class IsInside(Command):
     """Whether a transaction of the caller is under way."""
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Share(Command):
     """Perform a work in a commit that it may share with others who come at the same time."""
 

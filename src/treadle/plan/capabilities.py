@@ -12,7 +12,7 @@ follow, and again after a failover. `treadle doctor` probes everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -23,7 +23,6 @@ from pymongo.errors import ConfigurationError, OperationFailure
 from treadle.errors import DeclarationError, TreadleError, UsageError
 from treadle.plan import Plan, Raw, database_command, find_one, transact, update_one
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED, is_refusal
-from treadle.values import frozen
 
 R = TypeVar("R")
 
@@ -37,7 +36,7 @@ REPLICA_SET_OF_ONE = (
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Capabilities:
     """The facts on which plans depend; what was not probed counts as missing."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import bson
@@ -20,7 +20,6 @@ from bson.raw_bson import RawBSONDocument
 from treadle.errors import DataError
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS, Raw
 from treadle.plan import Call, Read
-from treadle.values import frozen
 
 RAW_CODEC_OPTIONS: CodecOptions[Any] = CODEC_OPTIONS.with_options(document_class=RawBSONDocument)
 
@@ -31,7 +30,7 @@ _SIZES |= {0x7F: 0, 0xFF: 0}
 _BESIDES = {0x02: 4, 0x0D: 4, 0x0E: 4, 0x05: 5, 0x0C: 16, 0x03: 0, 0x04: 0, 0x0F: 0}
 
 
-@frozen
+@dataclass(frozen=True)
 class RawId:
     """An `_id` that cannot be decoded, as the bytes of `{_id: …}`."""
 

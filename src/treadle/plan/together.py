@@ -17,6 +17,7 @@ fault and nothing was written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -49,7 +50,6 @@ from treadle.plan.server_errors import (
     refusals,
 )
 from treadle.query.keys import freeze
-from treadle.values import frozen
 
 Shareable: TypeAlias = Call | Read
 
@@ -60,7 +60,7 @@ BYTES_MAX = 16 * 1024 * 1024
 LARGE_BYTES = 1024 * 1024
 
 
-@frozen
+@dataclass(slots=True, eq=False, repr=False)
 class Failed:
     """The outcome of one of several that raised; its neighbours are not concerned."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -23,7 +24,6 @@ from treadle.model.bson_types import CODEC_OPTIONS, Raw
 from treadle.query.comparison import is_nan
 from treadle.query.paths import Path, expression_of, getter, value_at, values_at, values_expression
 from treadle.query.windows import Window
-from treadle.values import frozen
 
 KEY = "__treadle_key"
 # The sources of so many groups are looked for one by one; those of more, by ranges.
@@ -142,7 +142,7 @@ class ReferenceKey:
         return [(self.by.stored, ASCENDING)]
 
 
-@frozen
+@dataclass(frozen=True)
 class KeyPart:
     """One value that the sources of a group have in common, and where the target holds it."""
 

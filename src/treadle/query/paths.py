@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any
 
@@ -16,7 +16,6 @@ from treadle.model.bson_types import Raw
 from treadle.model.codec import Codec, codec_of
 from treadle.model.pairs import is_paired
 from treadle.model.shape import Shape
-from treadle.values import frozen
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple"})
 # Where a DBRef holds the id of the document that it refers to.
@@ -27,7 +26,7 @@ NAME_LENGTH_MAX = 200
 _DOCUMENT = (dict, Mapping)
 
 
-@frozen
+@dataclass(frozen=True)
 class Step:
     """One segment of a path; `array` says that a document may hold many values here."""
 
@@ -36,7 +35,7 @@ class Step:
     array: bool
 
 
-@frozen
+@dataclass(frozen=True)
 class Path:
     """A path into a model: its steps, and the shape of what stands at its end."""
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-from treadle.values import frozen
 
 Unit: TypeAlias = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
 
@@ -49,7 +48,7 @@ _UTC_NAMES = frozenset({"UTC", "GMT", "Z", "Etc/UTC", "Etc/GMT", "+00:00", "+000
 _OFFSET = re.compile(r"[+-]\d\d(:?[0-5]\d)?\Z")
 
 
-@frozen
+@dataclass(frozen=True)
 class Window:
     """The windows of one length in one time zone."""
 

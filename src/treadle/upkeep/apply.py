@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from treadle.engine import intents
@@ -28,7 +29,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep.dirty import Dirty, Mark
 from treadle.upkeep.totals import Counted, Totals, countable
-from treadle.values import frozen
 
 Finish = Callable[[], Plan[None]]
 
@@ -51,7 +51,7 @@ def apply(
     return (yield from _Application(graph, server, dirty, fence, without, totals).perform(finish))
 
 
-@frozen
+@dataclass(frozen=True)
 class Targets:
     """Documents of one model whose own values are dirty."""
 
@@ -104,7 +104,7 @@ class Targets:
         )
 
 
-@frozen
+@dataclass(frozen=True)
 class Copies:
     """Sources whose copies must follow them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -16,13 +17,12 @@ from treadle.model.shown import quoted
 from treadle.plan import Plan, Raw, delete_one, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import retries
-from treadle.values import frozen
 
 # Under this the documents of a migration are noted, which has a retry of its own.
 MIGRATION = "migrate "
 
 
-@frozen
+@dataclass(frozen=True)
 class SetAsideDocument:
     """A document that could not be brought right, and why; the others went on."""
 

@@ -8,6 +8,7 @@ read again from the documents when somebody asks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -23,13 +24,12 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import plain
 from treadle.upkeep.verify import confirm
-from treadle.values import frozen
 
 VERIFICATIONS = "treadle.verifications"
 COLLECTION = "treadle.findings"
 
 
-@frozen
+@dataclass(frozen=True)
 class KeptFinding:
     """Where something was wrong when verify last looked."""
 

@@ -8,11 +8,12 @@ anything has been cut off since the server started.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bson import Timestamp
 from pymongo.errors import OperationFailure
 
 from treadle.plan import Plan, Raw, database_command
-from treadle.values import frozen
 
 # Below this part of the window it is time to act.
 LOW = 0.25
@@ -22,7 +23,7 @@ _UNREAD = ("wiredTiger", "metrics", "locks", "tcmalloc", "network", "transaction
 _TIMESTAMP = "82"
 
 
-@frozen
+@dataclass(frozen=True)
 class Window:
     """The server's history: its first and last entry."""
 
@@ -36,7 +37,7 @@ class Window:
         return max(0, self.last.time - self.first.time)
 
 
-@frozen
+@dataclass(frozen=True)
 class Headroom:
     """How long until the oplog passes a place, at the pace of its own window."""
 

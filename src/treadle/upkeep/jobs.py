@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +26,6 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Pace, Progress, Report
 from treadle.plan import Plan, Raw, database_command, delete_many, find, find_one, update_one, wait
-from treadle.values import frozen
 
 COLLECTION = "treadle.jobs"
 GENTLE = "gentle"
@@ -39,7 +38,7 @@ class Stopped(DataError):
     """An operator stopped the job; what it did so far stays done."""
 
 
-@frozen
+@dataclass(frozen=True)
 class JobStatus:
     """A long run, as the database knows it."""
 

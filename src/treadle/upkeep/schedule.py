@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -44,7 +44,6 @@ from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine_each
-from treadle.values import frozen
 
 # A schedule of this length or more begins with the full minute, so that a cron job is not a second early.
 MINUTES_FROM = dt.timedelta(minutes=10)
@@ -52,7 +51,7 @@ MINUTES_FROM = dt.timedelta(minutes=10)
 log = logger(__name__)
 
 
-@frozen
+@dataclass(frozen=True)
 class Ran:
     """What one scheduled run did."""
 
@@ -71,7 +70,7 @@ class Ran:
     error: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class Job:
     """Rules of one model that are computed together."""
 

@@ -24,12 +24,11 @@ from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import Watch
 from treadle.upkeep.findings import VERIFICATIONS
 from treadle.upkeep.headroom import Window, headroom, read_window
-from treadle.values import frozen
 
 RuleState = Literal["building", "following", "paused", "behind", "failed"]
 
 
-@frozen
+@dataclass(frozen=True)
 class Lag:
     """How far behind the worker is."""
 
@@ -37,7 +36,7 @@ class Lag:
     events: int
 
 
-@frozen
+@dataclass(frozen=True)
 class Pending:
     """What the worker has not handled yet: how far behind, and by collection what changed."""
 
@@ -55,7 +54,7 @@ class Pending:
         return Lag(seconds, number), sum(len(self.documents[name]) for name in concerned)
 
 
-@frozen
+@dataclass(frozen=True)
 class RuleStatus:
     """One declaration, and how well it is kept."""
 
@@ -88,7 +87,7 @@ class RuleStatus:
     rebuild_needed: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class WorkerStatus:
     """The worker, as the database knows it."""
 
@@ -110,7 +109,7 @@ class WorkerStatus:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True)
 class Status:
     """The whole of a Store."""
 

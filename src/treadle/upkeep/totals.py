@@ -14,6 +14,7 @@ read once, in order, and is forgotten with the stream and after any error.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +32,6 @@ from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import value_at
 from treadle.upkeep.change_stream import operation_time
 from treadle.upkeep.dirty import Mark
-from treadle.values import frozen as frozen_value
 
 # Ids that no collation takes for equal to another.
 _PLAIN_KEYS = frozenset({ObjectId, int, Int64, UUID})
@@ -39,7 +39,7 @@ _PLAIN_KEYS = frozenset({ObjectId, int, Int64, UUID})
 MANY = 1_000
 
 
-@frozen_value
+@dataclass(frozen=True)
 class Total:
     """What the sources of a target come to, as a row of `$group`; None if it has none."""
 

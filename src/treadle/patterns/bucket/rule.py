@@ -10,17 +10,16 @@ How is in the other files of this folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from treadle.graph.pattern import Models, Pattern, Place, Rule
 from treadle.patterns.bucket.layout import BucketLayout
 from treadle.patterns.bucket.spec import FieldNames, Spec, refuse_others
-from treadle.values import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class Bucket(Pattern):
     """How the readings of a model are gathered into buckets.
 

@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import bson
@@ -29,7 +29,6 @@ from treadle.model.codec import StoredField, without_id
 from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.paths import ARRAYS, resolve
-from treadle.values import frozen
 
 SEQUENCE = f"{RESERVED}.sequence"
 NEXT = f"{RESERVED}.next"
@@ -63,7 +62,7 @@ def moment(count: int) -> dt.datetime:
 FieldNames = str | tuple[str, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class Stat:
     """One number whose statistics each bucket holds."""
 
@@ -74,7 +73,7 @@ class Stat:
     optional: bool
 
 
-@frozen
+@dataclass(frozen=True)
 class Names:
     """What the parts of a bucket are called."""
 

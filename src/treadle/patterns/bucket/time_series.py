@@ -9,6 +9,7 @@ indexes, validators) is refused here with a sentence that names the choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -16,10 +17,9 @@ from typing import Any, ClassVar, Literal
 from treadle.graph.pattern import Models, Pattern, Place, Rule
 from treadle.patterns.bucket.native import NativeLayout
 from treadle.patterns.bucket.spec import FieldNames, refuse_others
-from treadle.values import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class TimeSeries(Pattern):
     """Readings in a native time-series collection.
 

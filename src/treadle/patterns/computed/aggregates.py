@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -29,10 +30,9 @@ from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, getter, inside, resolve, value_at
 from treadle.query.safety import clean
 from treadle.query.update_values import takes
-from treadle.values import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class _Aggregate(Pattern):
     """What these declarations share."""
 
@@ -46,7 +46,7 @@ class _Aggregate(Pattern):
         return RULES[type(self)](place, graph, self)
 
 
-@frozen
+@dataclass(frozen=True)
 class Count(_Aggregate):
     """How many documents of `source` name this one in their field `by`.
 
@@ -62,7 +62,7 @@ class Count(_Aggregate):
     to: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class _OfField(_Aggregate):
     source: ModelReference | Mapping[str, Any] | None = None
     field: str | Mapping[str, Any] | None = None
@@ -74,27 +74,27 @@ class _OfField(_Aggregate):
     to: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class Sum(_OfField):
     """The sum of `field`, or of an expression, over the documents that name this one."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Average(_OfField):
     """The average of `field`; None where there is nothing to average."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Min(_OfField):
     """The smallest `field`; None where there is none."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Max(_OfField):
     """The largest `field`; None where there is none."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Formula(Pattern):
     """An aggregation expression over the document's own fields, by their stored names."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bson import ObjectId
@@ -43,7 +44,6 @@ from treadle.plan import (
 from treadle.query.comparison import identical
 from treadle.query.keys import freeze
 from treadle.query.paths import has
-from treadle.values import frozen
 
 MILLISECOND = dt.timedelta(milliseconds=1)
 # The end of a state; at least a moment after its beginning.
@@ -54,7 +54,7 @@ OPEN: Raw = {"valid_to": {"$type": "null"}}
 HEAD: Raw = {"document": 0}
 
 
-@frozen
+@dataclass(frozen=True)
 class Move:
     """One document's state before and after a commit; None where there was or is none.
 

@@ -9,6 +9,7 @@ another; then the first is the truth and is read, and the others follow it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from pymongo import ASCENDING, IndexModel
@@ -21,7 +22,6 @@ from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
 from treadle.query.paths import Path, getter, model_of, overlap, resolve
 from treadle.query.safety import Sort, sort_keys
-from treadle.values import frozen
 
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 
@@ -48,7 +48,7 @@ MOVING = f"{RESERVED}.moving"
 ABOVE = f"{RESERVED}.above"
 
 
-@frozen
+@dataclass(frozen=True)
 class TreePlace(ClassPlace):
     """The place of a declaration that stands on the class itself."""
 

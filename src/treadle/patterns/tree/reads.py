@@ -8,7 +8,7 @@ The representation that was declared first is the one that is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pymongo import ASCENDING
@@ -22,7 +22,6 @@ from treadle.plan import Plan, Raw, Read, aggregate, by_id, count_documents, fin
 from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
 from treadle.query.keys import freeze
 from treadle.query.safety import Sort, sort_keys
-from treadle.values import frozen
 
 Stream: TypeAlias = "Read | Levels | list[Raw]"
 NODE = "__treadle_node"
@@ -33,7 +32,7 @@ REPLY_NODES = 1_000
 _UNWRAP: list[Raw] = [{"$unwind": f"${NODE}"}, {"$replaceRoot": {"newRoot": f"${NODE}"}}]
 
 
-@frozen
+@dataclass(frozen=True)
 class Levels:
     """Descendants: the first levels by one `$graphLookup`, the others batch by batch.
 

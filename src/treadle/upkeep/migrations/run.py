@@ -21,10 +21,9 @@ from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.jobs import Throttle, check_throttle
-from treadle.values import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class SetAside:
     """A document that could not be migrated, and why."""
 
@@ -33,7 +32,7 @@ class SetAside:
     reason: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Sample:
     """What a migration would make of one document."""
 
@@ -42,7 +41,7 @@ class Sample:
     after: Raw
 
 
-@frozen
+@dataclass(frozen=True)
 class Migrated:
     """What a run did, or with `dry_run` would do."""
 
