@@ -14,13 +14,12 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.patterns.approximation import flush
 from treadle.patterns.tree import state as tree_state
 from treadle.upkeep import change_stream, closed, findings, fingerprints, jobs, position
-from treadle.upkeep.migrations import log
 
 # What only a worker writes; where there was none before the plan, it came with it.
 _OF_WORKER = (position.COLLECTION, change_stream.BEATS)
 # What no plan writes; where there is any, an application has begun to use Treadle since.
 _OF_OTHERS = (
-    log.COLLECTION, closed.COLLECTION, flush.LEDGER, tree_state.COLLECTION,
+    closed.COLLECTION, flush.LEDGER, tree_state.COLLECTION,
 )  # fmt: skip
 
 
