@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tests.poison.scenarios import GOOD, SCENARIOS, Scenario
 from tests.poison.values import VALUES
-from tests.support import shared_standalone
 from treadle import Store
 from treadle.errors import TreadleError
-from treadle.server.local import LocalServer
 
 EVERY = sorted(SCENARIOS)
 LATER = datetime(2026, 6, 1, tzinfo=UTC)
@@ -47,21 +42,6 @@ def mended(store: Any, scenario: Scenario, database: Any) -> None:
     assert [] == [(each.rule, each.document_id, each.reason) for each in store.status().aside]
     stored = [scenario.stored(database, number) for number in range(len(GOOD))]
     assert [scenario.expected(number) for number in range(len(GOOD))] == stored
-
-
-@pytest.fixture(scope="module")
-def alone() -> Generator[LocalServer]:
-    with shared_standalone() as running:
-        yield running
-
-
-@pytest.fixture
-def plain(alone: LocalServer) -> Generator[Any]:
-    """A database on a server without transactions."""
-    with MongoClient[Any](alone.uri) as client:
-        name = f"poison_{uuid.uuid4().hex[:8]}"
-        yield client[name]
-        client.drop_database(name)
 
 
 @pytest.fixture
@@ -175,32 +155,3 @@ def test_a_store_starts_whatever_a_crash_left(database, quiet):
         for label in ("Order.customer", "Order.customer_name")
     )
     recovered(store, scenario, database)
-
-
-@pytest.mark.parametrize("name", sorted(set(EVERY) - {"rollup"}))
-def test_a_store_starts_whatever_a_crash_left_without_transactions(plain, quiet, name):
-    """Intents of every write, which the writer did not live to follow; of a rollup they name the groups."""
-    scenario = SCENARIOS[name]
-    store = Store(plain, scenario.models("write"))
-    store.setup()
-    scenario.fill(plain)
-    rest = {"feeds": {}, "cards": [], "owner": ""}
-    plain["treadle.intents"].insert_many(
-        {"_id": {"kind": "write", "n": [where, key]}, "keys": [key], "collection": where, **rest}
-        for key in [*(key for key, _ in scenario.poison()), *GOOD]
-        for where in (scenario.sources, scenario.targets)
-    )
-    recovered(store, scenario, plain)
-
-
-@pytest.mark.parametrize("name", ["extended-reference", "computed"])
-def test_a_sweep_goes_on_without_transactions(plain, quiet, name):
-    scenario = SCENARIOS[name]
-    store = Store(plain, scenario.models("write"))
-    store.setup()
-    scenario.fill(plain)
-    store.rebuild()
-    settled(store, scenario, plain)
-    scenario.mend(plain)
-    store.repair()
-    mended(store, scenario, plain)

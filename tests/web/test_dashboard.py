@@ -327,22 +327,22 @@ def test_json_is_made_once_per_reading(web):
     assert json.loads(board.json("status"))["ok"]
 
 
+class Opinion(Document, collection="opinions"):
+    shelf_id: Id
+    rating: int
+
+
+def shelf(declared: Any) -> Any:
+    body = {"__annotations__": {"opinions": Annotated[int, declared]}, "opinions": 0, "__module__": __name__}
+    return type(Document)("Shelf", (Document,), body, collection="shelves")
+
+
 def test_a_changed_declaration_asks_for_a_rebuild(database):
-    class Opinion(Document, collection="opinions"):
-        shelf_id: Id
-        rating: int
-
-    def shelf(**options: Any) -> Any:
-        class Shelf(Document, collection="shelves"):
-            opinions: Annotated[int, Count(Opinion, by="shelf_id", **options)] = 0
-
-        return Shelf
-
-    former = shelf()
+    former, changed = (shelf(Count(Opinion, by="shelf_id", where=where)) for where in (None, {"rating": 3}))
     store = Store(database, [Opinion, former])
     store.setup()
     store.insert(former())
-    store = Store(database, [Opinion, shelf(where={"rating": {"$gte": 3}})])
+    store = Store(database, [Opinion, changed])
     store.setup()
     with TestClient(create(store, interval=600), base_url="http://localhost", follow_redirects=False) as web:
         read(web)

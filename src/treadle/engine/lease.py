@@ -18,7 +18,6 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.errors import DataError
 from treadle.graph.limits import Limits
 from treadle.plan import (
     Plan,
@@ -104,29 +103,6 @@ class Lease:
         token, self.token = self.token, None
         if token is not None:
             yield from release(self.name, token)
-
-
-def acquire(
-    limits: Limits, name: str, owner: str, seconds: float, is_dead: Callable[[str], bool]
-) -> Plan[int]:
-    """Wait for a lease and take it; its fencing token.
-
-    A holder that has certainly ended is not waited for.
-    """
-    waited, pause = 0.0, limits.lease_pause_seconds
-    while True:
-        token = yield from attempt(limits, name, owner, seconds, is_dead)
-        if token is not None:
-            return token
-        if waited > limits.lease_wait_seconds:
-            raise DataError(
-                f"the lease {name!r} has been held by others for {limits.lease_wait_seconds:.0f} s; "
-                "see whether one of them hangs",
-                code="lease-busy",
-            )
-        yield from wait(pause)
-        waited += pause
-        pause = min(pause * 1.5, limits.lease_pause_max_seconds)
 
 
 def attempt(

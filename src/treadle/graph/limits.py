@@ -51,10 +51,7 @@ class Limits:
     delete_together_max: int = 10_000  # nodes of a tree that delete_many deletes, all or none
     group_page: int = 200  # groups of a rollup that are computed in one query
 
-    # -- leases, and servers without transactions
-    lease_wait_seconds: float = 60.0  # how long to wait for a lease that others hold
-    lease_pause_seconds: float = 0.005  # the first pause between two attempts to take it
-    lease_pause_max_seconds: float = 0.1  # the longest
+    # -- leases
     lease_renewals: int = 3  # how often the worker and run_due renew a lease within its time
     session_end_looks: int = 250  # looks at whether the commands of a former holder have ended
     session_end_seconds: float = 0.02  # the pause between two looks

@@ -23,6 +23,7 @@ from treadle.advisor.plans.settle import catch_up, verified
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Progress
+from treadle.plan.capabilities import REPLICA_SET_OF_ONE
 from treadle.store.blocking.store import Store
 
 FINDINGS_NAMED_MAX = 5
@@ -112,11 +113,11 @@ class Application:
         try:
             self.store._capabilities()
         except TreadleError as error:
-            if error.code != "streams-unavailable":
+            if error.code not in ("transactions-needed", "streams-unavailable"):
                 raise
             raise UsageError(
                 "The plan follows the change stream, which this server does not have, as it is not a replica "
-                "set; make it one with rs.initiate().",
+                f"set; {REPLICA_SET_OF_ONE}.",
                 code="plan-needs-stream",
             ) from None
 
