@@ -33,6 +33,9 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, message_of
 from treadle.query.keys import freeze
 
+# Attempts at an upsert whose document others make and delete.
+UPSERT_ATTEMPTS_MAX = 20
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -56,7 +59,7 @@ def past_refused(
         return []
         yield  # pragma: no cover
 
-    return (yield from in_pieces(protocol.graph.limits, items, attempt, alone))
+    return (yield from in_pieces(items, attempt, alone))
 
 
 class _Apart(DataError):
@@ -236,7 +239,7 @@ class BulkWrite:
 
     def _together(self, works: list[Work[Any]]) -> Plan[list[Any]]:
         races = any(isinstance(work, Upsert) for work in works)
-        for _ in range(self.protocol.graph.limits.upsert_attempts_max if races else 0):
+        for _ in range(UPSERT_ATTEMPTS_MAX if races else 0):
             try:
                 return (yield from self.protocol.write(Together(works), combine=False))
             except DuplicateKey:

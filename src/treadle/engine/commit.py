@@ -128,13 +128,13 @@ class Commit:
                 yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
                 return changed
 
-            return (yield from transact(attempting(entry.limits, mend, hold, len(some))))
+            return (yield from transact(attempting(mend, hold, len(some))))
 
         def alone(key: Any, error: Exception) -> Plan[list[Any]]:
             yield from set_aside(entry.model.__name__, entry.collection, key, error)
             return []
 
-        return (yield from in_pieces(entry.limits, keys, attempt, alone))
+        return (yield from in_pieces(keys, attempt, alone))
 
 
 def _final(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:

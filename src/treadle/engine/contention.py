@@ -13,9 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from treadle.graph.limits import Limits
 from treadle.plan import Plan
 from treadle.plan.server_errors import is_about_one_document, is_duplicate
+
+# Attempts after which a transaction among many writers is cut to pieces.
+CONTENDED_ATTEMPTS_MAX = 3
+# How many pieces.
+CONTENDED_PIECES = 8
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -26,7 +30,7 @@ class Contended(Exception):
 
 
 def attempting(
-    limits: Limits, attempt: Callable[[], Plan[R]], hold: Callable[[], Plan[None]], items: int
+    attempt: Callable[[], Plan[R]], hold: Callable[[], Plan[None]], items: int
 ) -> Callable[[], Plan[R]]:
     """What a transaction does each time it is tried; `hold` really writes its documents."""
     attempts = 0
@@ -34,7 +38,7 @@ def attempting(
     def patiently() -> Plan[R]:
         nonlocal attempts
         attempts += 1
-        if attempts > limits.contended_attempts_max and items > 1:
+        if attempts > CONTENDED_ATTEMPTS_MAX and items > 1:
             raise Contended
         if attempts > 1:
             yield from hold()
@@ -49,7 +53,6 @@ def divides(error: Exception) -> bool:
 
 
 def in_pieces(
-    limits: Limits,
     items: Sequence[T],
     attempt: Callable[[Sequence[T]], Plan[list[R]]],
     alone: Callable[[T, Exception], Plan[list[R]]],
@@ -70,13 +73,13 @@ def in_pieces(
                 raise
             if len(items) == 1 and is_duplicate(error) and reason is None:
                 # It may have been another writer's document, which has settled by now.
-                return (yield from in_pieces(limits, items, attempt, alone, error))
+                return (yield from in_pieces(items, attempt, alone, error))
             if len(items) == 1:
                 return (yield from alone(items[0], error))
             reason = error
-    number = max(2, limits.contended_pieces) if isinstance(reason, Contended) else 2
+    number = max(2, CONTENDED_PIECES) if isinstance(reason, Contended) else 2
     size = max(1, -(-len(items) // number))
     results: list[R] = []
     for start in range(0, len(items), size):
-        results += yield from in_pieces(limits, items[start : start + size], attempt, alone)
+        results += yield from in_pieces(items[start : start + size], attempt, alone)
     return results

@@ -25,6 +25,13 @@ from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
 from treadle.plan.server_errors import OBJECT_TOO_LARGE, codes_of, message_of
 
+# Documents that the server converts in one command.
+CONVERT_DOCUMENTS_MAX = 500
+# Their size; a command holds 16 MB.
+CONVERT_BYTES_MAX = 6 * 1024 * 1024
+# What one update compares and sets.
+COMPARE_BYTES_MAX = 12 * 1024 * 1024
+
 # Names of fields that a process remembers.
 NAMES_MAX = 10_000
 
@@ -146,15 +153,15 @@ def evaluate(
         yield  # pragma: no cover
 
     done: list[Raw | DataError] = []
-    start, limits = 0, entry.limits
+    start = 0
     while start < len(raws):
         end, size = start, 0
-        while end < len(raws) and end - start < limits.convert_documents_max:
+        while end < len(raws) and end - start < CONVERT_DOCUMENTS_MAX:
             size += len(bson.encode(raws[end], codec_options=CODEC_OPTIONS))
-            if size > limits.convert_bytes_max and end > start:
+            if size > CONVERT_BYTES_MAX and end > start:
                 break
             end += 1
-        done += yield from in_pieces(limits, raws[start:end], attempt, alone)
+        done += yield from in_pieces(raws[start:end], attempt, alone)
         start = end
     return done
 
@@ -236,7 +243,7 @@ def store_alone(entry: Entry[Any], converted: Converted, end: int | None = None)
     size = sum(
         len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in (converted.before, converted.after)
     )
-    if size > entry.limits.compare_bytes_max:
+    if size > COMPARE_BYTES_MAX:
         return (yield from transact(lambda: _unguarded(entry, converted.before["_id"], end)))
     write = guarded_write(converted)
     if write is None:

@@ -14,6 +14,7 @@ from bson import ObjectId
 from pymongo.errors import BulkWriteError, WriteError
 
 from treadle.engine import lazy
+from treadle.engine.lazy import UPGRADE_ATTEMPTS_MAX
 from treadle.engine.pages import by_ids, chunks
 from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
@@ -343,7 +344,7 @@ def update_one_raw(
     """Update one document and see it; one of an older version is upgraded up first."""
     if not entry.versioned:
         return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
-    for _ in range(entry.limits.upgrade_attempts_max):
+    for _ in range(UPGRADE_ATTEMPTS_MAX):
         which = chosen
         if sort is not None:
             # The first of all versions: one that is upgraded only then would be passed over.

@@ -41,6 +41,9 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.query.safety import clean_filter
 
+# Nodes of a tree that delete_many deletes, all or none.
+DELETE_TOGETHER_MAX = 10_000
+
 D = TypeVar("D", bound=Document)
 # The methods of rules that a deletion concerns.
 _CONCERNED = ("before_delete", "after_delete", "record")
@@ -160,7 +163,7 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
             return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
-        most = self.entry.limits.delete_together_max
+        most = DELETE_TOGETHER_MAX
         limit = most + 1 if self.together else 0
         befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=limit)
         if self._inseparable is not None and len(befores) > most:

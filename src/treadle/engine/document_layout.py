@@ -33,6 +33,9 @@ from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, is_inside
 from treadle.query.safety import Sort
 
+# How often a write lets something larger finish first.
+GIVE_WAY_MAX = 20
+
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
 
@@ -208,7 +211,7 @@ class DocumentLayout(Layout[D]):
     def _write_where_it_is(self, make: Callable[[], Work[R]]) -> Plan[R]:
         """Perform a write of one document; where it is archived, again after it was brought back."""
         work = make()
-        for _ in range(self.entry.limits.give_way_max):
+        for _ in range(GIVE_WAY_MAX):
             try:
                 outcome = yield from self.protocol.write(work)
             except DataError as error:

@@ -23,6 +23,9 @@ from treadle.plan import Plan, Raw, aggregate, create, database_command
 from treadle.plan.server_errors import DUPLICATE_KEY, is_refusal, message_of
 from treadle.query.paths import models_of
 
+# Examples that a message names.
+EXAMPLES_MAX = 5
+
 INDEXES_MAX = 1000  # the server itself allows 64
 # What an index may say without being another index.
 _COMPARED = (
@@ -367,7 +370,7 @@ def _duplicates(entry: Entry[Any], document: Mapping[str, Any], error: Operation
             {"$group": {"_id": {f"k{n}": f"${path}" for n, path in enumerate(paths)}, "n": {"$sum": 1}}},
             {"$match": {"n": {"$gt": 1}}},
             {"$sort": {"n": -1, "_id": 1}},
-            {"$limit": entry.limits.examples_max},
+            {"$limit": EXAMPLES_MAX},
         ],
         allowDiskUse=True,
     )

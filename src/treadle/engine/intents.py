@@ -142,7 +142,7 @@ def _copy_chunk(
             raise
         condition = {**within, **rule.referring(fan_out.name)}
         rows = yield from readable(rule.place.label, find(rule.target.collection, condition, {"_id": 1}))
-        yield from in_pieces(graph.limits, [row["_id"] for row in rows], attempt, alone, error)
+        yield from in_pieces([row["_id"] for row in rows], attempt, alone, error)
 
 
 def _is_of_source(fan_out: FanOut, error: Exception) -> bool:

@@ -32,6 +32,13 @@ from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, in_one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
 
+# Attempts while others write older versions.
+UPGRADE_ATTEMPTS_MAX = 30
+# The pause between two, times their number.
+UPGRADE_PAUSE_SECONDS = 0.002
+# How long a reader looks for older documents, to warn of them.
+OLD_DOCUMENTS_MILLISECONDS = 200
+
 log = logger(__name__)
 
 
@@ -95,7 +102,7 @@ def _store_back(entry: Entry[Any], converted: Sequence[Converted]) -> Plan[None]
 def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     """Store the documents that match in the current version, because an update speaks of that one."""
     done = idle = 0
-    while idle < entry.limits.upgrade_attempts_max:
+    while idle < UPGRADE_ATTEMPTS_MAX:
         older = other_versions(entry)
         most = in_one_reply(limit or entry.limits.upgrade_chunk)
         documents = yield from find(entry.collection, {"$and": [condition, older]}, **most)
@@ -107,7 +114,7 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
             return done
         idle = 0 if written else idle + 1
         if idle > 1:
-            yield from wait(entry.limits.upgrade_pause_seconds * idle)
+            yield from wait(UPGRADE_PAUSE_SECONDS * idle)
     raise contended(entry)
 
 
@@ -182,7 +189,7 @@ def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
 def upgraded(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
     """The same inside a transaction, for documents that were just read; the documents after."""
     current = list(befores)
-    for _ in range(entry.limits.upgrade_attempts_max):
+    for _ in range(UPGRADE_ATTEMPTS_MAX):
         stale = [raw for raw in current if is_stale(entry, raw)]
         if not stale:
             return current
@@ -222,7 +229,7 @@ def warn_once(entry: Entry[Any], filter: Any) -> Plan[None]:
 
 
 def _look_for(entry: Entry[Any], lineage: Lineage) -> Plan[None]:
-    older, most = {**entry.whole_scope, **lineage.older}, entry.limits.old_documents_milliseconds
+    older, most = {**entry.whole_scope, **lineage.older}, OLD_DOCUMENTS_MILLISECONDS
     try:
         document = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=most)
     except (ExecutionTimeout, OperationFailure):

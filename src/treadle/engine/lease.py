@@ -18,7 +18,6 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.graph.limits import Limits
 from treadle.plan import (
     Plan,
     Raw,
@@ -29,6 +28,11 @@ from treadle.plan import (
     update_one,
     wait,
 )
+
+# Looks at whether the commands of a former holder have ended.
+SESSION_END_LOOKS = 250
+# The pause between two looks.
+SESSION_END_SECONDS = 0.02
 
 COLLECTION = "treadle.leases"
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,14 +47,12 @@ class Lease:
 
     def __init__(
         self,
-        limits: Limits,
         name: str,
         seconds: float,
         owner: str,
         is_dead: Callable[[str], bool],
         session: Any = None,
     ) -> None:
-        self.limits = limits
         self.name = name
         self.seconds = seconds
         self.owner = owner
@@ -67,9 +69,7 @@ class Lease:
 
     def take(self) -> Plan[bool]:
         """Take it if it is free; whether it is held now."""
-        self.token = yield from attempt(
-            self.limits, self.name, self.owner, self.seconds, self.is_dead, self.session
-        )
+        self.token = yield from attempt(self.name, self.owner, self.seconds, self.is_dead, self.session)
         self.lost = False
         return self.token is not None
 
@@ -106,7 +106,7 @@ class Lease:
 
 
 def attempt(
-    limits: Limits, name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
+    name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
 ) -> Plan[int | None]:
     """Take a lease if it is free, has run out, or its holder has ended; its fencing token, or None."""
     taken = _taking(owner, seconds, session)
@@ -129,7 +129,7 @@ def attempt(
     if before is None:
         return None
     if before.get("session") != session:
-        yield from _end_session(limits, before.get("session"))
+        yield from _end_session(before.get("session"))
     return int(before["n"]) + 1
 
 
@@ -139,7 +139,7 @@ def _taking(owner: str, seconds: float, session: Any) -> list[Raw]:
     return [{"$set": {**holder, "n": {"$add": ["$n", 1]}, "until": until}}]
 
 
-def _end_session(limits: Limits, session: Any) -> Plan[None]:
+def _end_session(session: Any) -> Plan[None]:
     """Let go of what a holder before may have locked in a transaction that it did not end.
 
     A command of its that still runs on the server is told to end, and ends a
@@ -152,12 +152,12 @@ def _end_session(limits: Limits, session: Any) -> Plan[None]:
     running = [{"$currentOp": {}}, {"$match": others}, {"$limit": 1}]
     try:
         yield from database_command({"killSessions": [{"id": session}]}, admin=True)
-        for _ in range(limits.session_end_looks):
+        for _ in range(SESSION_END_LOOKS):
             look = {"aggregate": 1, "pipeline": running, "cursor": {}}
             reply = yield from database_command(look, writes=False, admin=True)
             if not reply["cursor"]["firstBatch"]:
                 return
-            yield from wait(limits.session_end_seconds)
+            yield from wait(SESSION_END_SECONDS)
     except OperationFailure:
         # Without the right to do so, the server's own time limit does it.
         return

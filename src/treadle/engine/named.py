@@ -25,12 +25,15 @@ from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze, may_be_id
 from treadle.query.paths import value_at
 
+# Documents that one query asks for by their keys.
+READ_KEYS_MAX = 1_000
+
 
 def ids_named(rule: GatherRule, names: Iterable[Any]) -> Plan[dict[Any, Any]]:
     """The ids of the targets that have these names, by frozen name."""
     assert rule.to is not None
     ids: dict[Any, Any] = {}
-    for some in chunks(distinct(filter(may_be_id, names)), rule.target.limits.read_keys_max):
+    for some in chunks(distinct(filter(may_be_id, names)), READ_KEYS_MAX):
         condition = {rule.to: {"$in": list(some)}, **rule.target.scope}
         for each in (yield from find(rule.target.collection, condition, {rule.to: 1})):
             ids[freeze(value_at(each, rule.to))] = each["_id"]

@@ -29,6 +29,11 @@ from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.query.keys import freeze
 
+# Older sources that are converted into one aggregation.
+OLDER_CHUNK = 2_000
+# Their size; the command holds them twice.
+OLDER_BYTES_MAX = 4 * 1024 * 1024
+
 
 def may_be_older(entry: Entry[Any]) -> bool:
     """Whether a model's documents may have to be converted before others are made of them.
@@ -166,10 +171,10 @@ def found_in_commands(
 
 def _pieces(source: Entry[Any], older: Sequence[Raw]) -> list[list[Raw]]:
     """Older documents, as many at a time as a command holds twice and the server finds quickly."""
-    limits, pieces, size = source.limits, list[list[Raw]]([[]]), 0
+    pieces, size = list[list[Raw]]([[]]), 0
     for each in older:
         size += len(bson.encode(each, codec_options=CODEC_OPTIONS))
-        if pieces[-1] and (len(pieces[-1]) >= limits.older_chunk or size > limits.older_bytes_max):
+        if pieces[-1] and (len(pieces[-1]) >= OLDER_CHUNK or size > OLDER_BYTES_MAX):
             pieces.append([])
             size = 0
         pieces[-1].append(each)

@@ -17,6 +17,9 @@ from treadle.plan.decoding import RawId, Unreadable
 from treadle.plan.server_errors import UNAUTHORIZED
 from treadle.query.keys import freeze
 
+# Documents of a sample.
+VERIFY_SAMPLE_MAX = 1_000_000
+
 T = TypeVar("T")
 Note: TypeAlias = Callable[[Unreadable], None]
 
@@ -136,7 +139,7 @@ def go_through_sample(
     One pass over the collection in its own order chooses the ids, which is
     much quicker than the order of `_id`.
     """
-    name, most = entry.model.__name__, entry.limits.verify_sample_max
+    name, most = entry.model.__name__, VERIFY_SAMPLE_MAX
     stages: list[Raw] = [
         {"$match": {**entry.exactly, "$sampleRate": sample}},
         {"$limit": most + 1},

@@ -20,6 +20,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import intents
 from treadle.engine.commit import Commit
+from treadle.engine.document_layout import GIVE_WAY_MAX
 from treadle.engine.groups import require_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
@@ -64,7 +65,7 @@ class WriteProtocol:
 
     def _patiently(self, work: Work[R], combine: bool) -> Plan[R]:
         """The same for a work that may meet something larger, which is then finished first."""
-        for _ in range(self.graph.limits.give_way_max):
+        for _ in range(GIVE_WAY_MAX):
             try:
                 return (yield from self._write(work, combine))
             except Busy as busy:

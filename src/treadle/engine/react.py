@@ -19,7 +19,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.deletes import follow_references
 from treadle.engine.fill import fill_copies, guard
 from treadle.engine.ledger import Contributions, Ledger, evaluate
-from treadle.engine.named import ids_named, names_of, refuse_renaming, renamed
+from treadle.engine.named import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
@@ -35,6 +35,9 @@ from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical, same
 from treadle.query.keys import freeze, may_be_id, same_key
 from treadle.query.paths import outermost
+
+# The same, where the copies feed others.
+CHAINED_FAN_OUT_MAX = 100
 
 # Inside a caller's own transaction nothing can be left for later.
 UNBOUNDED = 2**31
@@ -369,7 +372,7 @@ def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
         own = entry.group.key.targets if entry.group is not None else []
         projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
     rows: list[Raw] = []
-    most = entry.limits.read_keys_max
+    most = READ_KEYS_MAX
     for start in range(0, len(keys), most):
         chunk = keys[start : start + most]
         rows.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
@@ -424,7 +427,7 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
     most = copies_max
     if most is None:
         limits = rule.target.limits
-        most = limits.chained_fan_out_max if followed else limits.fan_out_max
+        most = CHAINED_FAN_OUT_MAX if followed else limits.fan_out_max
     if most != UNBOUNDED:
         referring = rule.referring(name)
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from treadle.engine import crud, lazy
+from treadle.engine.named import READ_KEYS_MAX
 from treadle.engine.pages import chunks
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
@@ -26,6 +27,9 @@ from treadle.query.names import Unchecked, named_filter
 from treadle.query.pairs import refuse_names
 from treadle.query.paths import Path, overlap, resolve, value_at, values_at
 from treadle.query.safety import Sort, clean, clean_filter, confine, refuse_operators, sort_keys
+
+# Documents of one page().
+PAGE_MAX = 10_000
 
 R = TypeVar("R")
 
@@ -107,7 +111,7 @@ def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[
     keys = [entry.identity(each) for each in ids]
     load, by_key = crud.loader(entry, card), {}
     projection = None if card is None else card.projection
-    for chunk in chunks([*{freeze(key): key for key in keys}.values()], entry.limits.read_keys_max):
+    for chunk in chunks([*{freeze(key): key for key in keys}.values()], READ_KEYS_MAX):
         chosen = {"_id": {"$in": chunk}, **entry.scope}
         raws = yield Read(entry.collection, "find", (chosen, projection), ids=chunk)
         for raw in (yield from crud.shown(entry, raws, card)):
@@ -133,9 +137,9 @@ def page(
     entry: Entry[Any], filter: Any, sort: Sort | None, size: int, after: str | None, card: Card[Any] | None
 ) -> Plan[Page[Any]]:
     """The documents after a place in the order of the sort, and the place where the next page begins."""
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= entry.limits.page_max:
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= PAGE_MAX:
         raise UsageError(
-            f"size={quoted(size)}; a page has from 1 to {entry.limits.page_max:,} documents",
+            f"size={quoted(size)}; a page has from 1 to {PAGE_MAX:,} documents",
             code="filter-invalid",
         )
     keys = refuse_names(entry.codec, sort_keys([] if sort is None else sort, entry.codec)) or []

@@ -296,7 +296,7 @@ class Recomputation:
             return []
             yield  # pragma: no cover
 
-        rows = yield from in_pieces(self.entry.limits, keys, attempt, alone)
+        rows = yield from in_pieces(keys, attempt, alone)
         return {freeze(row["_id"]): row for row in rows}
 
     def sets(self, document: Raw, right: Raw, *, wrong: bool = False) -> Raw:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from treadle.engine import crud
+from treadle.engine.bulk import UPSERT_ATTEMPTS_MAX
 from treadle.engine.checked import as_written, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
@@ -85,7 +86,7 @@ class Upsert(Work[Upserted[D]]):
 
 def upsert(protocol: WriteProtocol, work: Upsert[D]) -> Plan[Upserted[D]]:
     """Perform an upsert; whoever comes second meets the unique index and updates."""
-    for _ in range(protocol.graph.limits.upsert_attempts_max - 1):
+    for _ in range(UPSERT_ATTEMPTS_MAX - 1):
         try:
             return (yield from protocol.write(work))
         except DuplicateKey as error:

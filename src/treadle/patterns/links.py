@@ -29,6 +29,9 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve
 
+# Documents that related() reads at a time.
+RELATED_PAGE = 1_000
+
 
 @dataclass(frozen=True)
 class Links(Pattern):
@@ -69,7 +72,6 @@ class LinksRule(RelatingRule):
                 code="links-declaration",
             )
         self.field = path.stored
-        self.limits = entry.limits
 
     # -- what it is about ---------------------------------------------------------------------------
 
@@ -94,7 +96,7 @@ class LinksRule(RelatingRule):
         belongs: Raw = {"$or": [{"_id": {"$eq": key}}, {self.field: {"$eq": key}}]}
         chosen = belongs if filter is None else {"$and": [belongs, filter]}
         reader = DocumentLayout(self.target, protocol).reader(chosen, sort, 0, limit)
-        return reader.in_pages_of(self.limits.related_page)
+        return reader.in_pages_of(RELATED_PAGE)
 
     def links(self, document: Raw | None) -> dict[Any, Any]:
         """The ids that a document names, by frozen id; none where it is not there, or deleted."""

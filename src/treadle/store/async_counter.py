@@ -17,6 +17,7 @@ from typing import Any
 import pymongo
 from pymongo.errors import PyMongoError
 
+from treadle.engine.indexes import EXAMPLES_MAX
 from treadle.engine.set_aside import log
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
@@ -28,6 +29,17 @@ from treadle.store.background import start_timer, start_timer_async
 from treadle.store.combine import AsyncCombiner
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding_async
+
+# Callers of a durable counter who share one write.
+COUNTER_COMBINED_MAX = 5_000
+# How long a flush may take that nobody asked for.
+COUNTER_DUE_SECONDS = 10.0
+# How long the flush at the end of the process may take.
+COUNTER_EXIT_SECONDS = 20.0
+# How long flushes that nobody asked for rest after a failure.
+COUNTER_PAUSE_SECONDS = 1.0
+# Ids without a document that are remembered.
+COUNTER_UNKNOWN_MAX = 10_000
 
 
 class _NoClass:
@@ -66,9 +78,7 @@ class AsyncCounter:
         self._buffer.begin_anew()
         self._flushing = asyncio.Lock()
         # Nobody goes past a writer's event that is being stored again: it would pass for one that was moved.
-        self._combiner = AsyncCombiner(
-            self._record, self._limits.counter_combined_max, self._limits, past_max=0
-        )
+        self._combiner = AsyncCombiner(self._record, COUNTER_COMBINED_MAX, self._limits, past_max=0)
         if True:  # ASYNC
             self._without_timer()
         else:
@@ -168,25 +178,25 @@ class AsyncCounter:
     def _note(self, unknown: Mapping[Any, Any]) -> None:
         if not unknown:
             return
-        examples = ", ".join(f"{key!r:.100}" for key in list(unknown)[: self._limits.examples_max])
+        examples = ", ".join(f"{key!r:.100}" for key in list(unknown)[:EXAMPLES_MAX])
         log.warning(
             "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), examples
         )
         for key, n in unknown.items():
-            if key in self.unknown or len(self.unknown) < self._limits.counter_unknown_max:
+            if key in self.unknown or len(self.unknown) < COUNTER_UNKNOWN_MAX:
                 self.unknown[key] = self.unknown.get(key, 0) + n
 
     async def _flush_when_due(self) -> None:
         """A flush that no caller asked for; a failure goes to the log, and the next one tries again."""
         if time.monotonic() >= self._again_at:
             try:
-                with pymongo.timeout(self._limits.counter_due_seconds):
+                with pymongo.timeout(COUNTER_DUE_SECONDS):
                     await self.flush()
                 return
             except Exception as error:
                 log.warning("%s: a flush failed and will be tried again: %s", self.rule.place.label, error)
                 self._error = error
-                self._again_at = time.monotonic() + self._limits.counter_pause_seconds
+                self._again_at = time.monotonic() + COUNTER_PAUSE_SECONDS
         if self._buffer.overfull:
             # Whoever adds must see first whether there is room.
             self._exact = _NoClass
@@ -210,7 +220,7 @@ class AsyncCounter:
         else:
             try:
                 # At least a moment, for the others that waited in vain may have another server.
-                with pymongo.timeout(max(1.0, self._limits.counter_exit_seconds - spent_seconds)):
+                with pymongo.timeout(max(1.0, COUNTER_EXIT_SECONDS - spent_seconds)):
                     self.flush()
             except Exception as error:
                 log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)

@@ -17,6 +17,9 @@ from treadle.store import shell
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import repeating_async
 
+# How often the worker and run_due renew a lease within its time.
+LEASE_RENEWALS = 3
+
 
 async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) -> list[upkeep.schedule.Ran]:
     """Do what is due."""
@@ -28,7 +31,7 @@ async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) ->
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )
-        seconds = store.graph.limits.schedule_lease_seconds / store.graph.limits.lease_renewals
+        seconds = store.graph.limits.schedule_lease_seconds / LEASE_RENEWALS
         try:
             async with repeating_async(seconds, lambda: store.runner.run(scheduler.lease.renew())):
                 return await store.runner.run(scheduler.run_due(now, dry_run), session)

@@ -365,7 +365,7 @@ class AsyncStore(AsyncOperations):
                     yield session
                 self.runner.transactions.require_open(session)
             except BaseException as error:
-                await abort(session, self.graph.limits, error)
+                await abort(session, error)
                 await self.runner.let_go(session, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None

@@ -23,6 +23,7 @@ from treadle.plan.server_errors import (
     lacks_sessions,
 )
 from treadle.store import deadline, shell, turn
+from treadle.store.async_runner import ABORT_SECONDS
 from treadle.store.deadline import Retries
 
 R = TypeVar("R")
@@ -42,7 +43,7 @@ async def in_transaction(
                 await commit(session, retries)
             return result
         except BaseException as error:
-            await abort(session, limits, error)
+            await abort(session, error)
             if retries.over() or not _may_run_again(error):
                 raise
             turn.note_conflict()
@@ -74,7 +75,7 @@ async def commit(session: AsyncClientSession, retries: Retries) -> None:
         await asyncio.sleep(retries.pause(random.random()))
 
 
-async def abort(session: AsyncClientSession, limits: Limits, error: BaseException | None = None) -> None:
+async def abort(session: AsyncClientSession, error: BaseException | None = None) -> None:
     """Let go of what a transaction holds, even where its caller's time is over."""
     if not session.in_transaction:
         return
@@ -82,7 +83,7 @@ async def abort(session: AsyncClientSession, limits: Limits, error: BaseExceptio
     unreachable = isinstance(error, ServerSelectionTimeoutError)
     with (
         contextlib.suppress(PyMongoError),
-        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else limits.abort_seconds),
+        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
     ):
         await session.abort_transaction()
 

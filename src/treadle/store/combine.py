@@ -29,6 +29,15 @@ from treadle.store import deadline, shell
 from treadle.store.deadline import NEVER
 from treadle.store.turn import Turn
 
+# How long the next group waits for writers of the last one.
+COMBINE_SECONDS = 0.0005
+# Groups that wait for a locked document while other writes go past them.
+COMBINED_PAST_MAX = 4
+# So many of these are under way at once, each full but the first.
+TOGETHER_GROUPS_MAX = 4
+# How long those who come next wait for one that takes long.
+TOGETHER_WAIT_SECONDS = 0.1
+
 
 class Combiner:
     """Lets calls of several threads go together.
@@ -56,7 +65,7 @@ class Combiner:
         self._limits = limits
         self._lingers = lingers
         self._reads = reads
-        self._past_max = limits.combined_past_max if past_max is None else past_max
+        self._past_max = COMBINED_PAST_MAX if past_max is None else past_max
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -130,7 +139,7 @@ class Combiner:
 
         Those who are still in the queue do not wait for whoever is under way.
         """
-        seconds = self._limits.together_wait_seconds
+        seconds = TOGETHER_WAIT_SECONDS
         if mine.until < monotonic() + seconds:
             return False
         if mine.woken.wait(seconds):
@@ -149,7 +158,7 @@ class Combiner:
 
         The first in the queue looks for all of it.
         """
-        seconds = self._limits.together_wait_seconds
+        seconds = TOGETHER_WAIT_SECONDS
         while monotonic() + seconds < end:
             if mine.woken.wait(seconds):
                 return True
@@ -209,7 +218,7 @@ class Combiner:
         if not self._lingers:
             return
         if len(group) < self._last_size:
-            time.sleep(self._limits.combine_seconds)
+            time.sleep(COMBINE_SECONDS)
             with self._lock:
                 group.extend(_take(self._waiting, self._most - len(group), led_until=group[0].until))
         self._last_size = len(group)
@@ -314,7 +323,7 @@ class AsyncCombiner:
         self._limits = limits
         self._lingers = lingers
         self._reads = reads
-        self._past_max = limits.combined_past_max if past_max is None else past_max
+        self._past_max = COMBINED_PAST_MAX if past_max is None else past_max
         self._waiting: deque[_AsyncWaiting] = deque()
         self._busy = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -351,11 +360,11 @@ class AsyncCombiner:
         mine.context = waiting[-1].context if same else contextvars.copy_context()
         waiting.append(mine)
         if self._timer is None:
-            self._look_later(self._limits.together_wait_seconds)
+            self._look_later(TOGETHER_WAIT_SECONDS)
         if self._lingers:
             return self._wait(mine, _patience(until, True, self._limits))
         # Once for each group that the queue fills.
-        if len(waiting) % self._most == 0 and self._flying < self._limits.together_groups_max:
+        if len(waiting) % self._most == 0 and self._flying < TOGETHER_GROUPS_MAX:
             self._hand_over()
         return mine if until == NEVER else self._wait(mine, _patience(until, False, self._limits))
 
@@ -387,7 +396,7 @@ class AsyncCombiner:
         self._forget_done()
         if self._waiting:
             waited = monotonic() - self._waiting[0].since
-            if waited >= self._limits.together_wait_seconds:
+            if waited >= TOGETHER_WAIT_SECONDS:
                 if not self._lingers:
                     self._hand_over()
                 elif self._turn.waits and self._passed < self._past_max:
@@ -395,7 +404,7 @@ class AsyncCombiner:
                     self._hand_over()
                 waited = 0.0
         if self._waiting:
-            self._look_later(self._limits.together_wait_seconds - waited)
+            self._look_later(TOGETHER_WAIT_SECONDS - waited)
 
     def _land(self, turn: Turn) -> None:
         self._flying -= 1
@@ -432,7 +441,7 @@ class AsyncCombiner:
     async def _lead(self, group: list[_AsyncWaiting], turn: Turn) -> None:
         try:
             if self._lingers and len(group) < self._last_size:
-                await asyncio.sleep(self._limits.combine_seconds)
+                await asyncio.sleep(COMBINE_SECONDS)
                 group += self._take(self._most - len(group), group[0].until)
             self._last_size = len(group)
             with turn:

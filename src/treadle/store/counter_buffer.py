@@ -19,6 +19,9 @@ from bson import ObjectId
 from treadle.graph.calls import Chunk, Sums
 from treadle.graph.limits import Limits
 
+# Events that are kept one by one before they are added up.
+COUNTER_FOLD_MAX = 1_024
+
 C = TypeVar("C")
 
 _MAKING = threading.Lock()
@@ -61,7 +64,7 @@ class Buffer:
     def _set_room(self) -> None:
         # How many events may be collected before somebody must look.
         # Cut before it is made an integer: the sum of large amounts may be infinite.
-        self.room = int(max(1, min(self._limits.counter_fold_max, self.every - self._weight)))
+        self.room = int(max(1, min(COUNTER_FOLD_MAX, self.every - self._weight)))
 
     def _add_to(self, sums: dict[Any, Any], more: Sums) -> None:
         for key, n in more.items():

@@ -23,6 +23,11 @@ from pymongo.errors import PyMongoError
 from treadle.errors import DataError
 from treadle.graph.limits import Limits
 
+# The first pause between two attempts.
+RETRY_PAUSE_SECONDS = 0.005
+# The longest.
+RETRY_PAUSE_MAX_SECONDS = 0.5
+
 NEVER = float("inf")
 NONE: AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -121,9 +126,8 @@ class Retries:
     """How long, and after which pauses, something is tried again that failed for a passing reason."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
         self._until = min(moment(), time.monotonic() + limits.retry_seconds)
-        self._pause = limits.retry_pause_seconds
+        self._pause = RETRY_PAUSE_SECONDS
 
     def over(self) -> bool:
         """Whether it is too late for another attempt."""
@@ -131,5 +135,5 @@ class Retries:
 
     def pause(self, chance: float) -> float:
         """The seconds before the next attempt; `chance`, up to 1, keeps those apart who failed together."""
-        seconds, self._pause = self._pause, min(self._pause * 1.5, self._limits.retry_pause_max_seconds)
+        seconds, self._pause = self._pause, min(self._pause * 1.5, RETRY_PAUSE_MAX_SECONDS)
         return max(0.0, min(chance * seconds, self._until - time.monotonic()))

@@ -30,6 +30,13 @@ from treadle.query.keys import distinct, freeze
 from treadle.upkeep.dirty import Dirty, Mark
 from treadle.upkeep.totals import Counted, Totals, countable
 
+# Targets in one transaction.
+WORKER_TARGETS_MAX = 500
+# Sources of copies in one transaction.
+WORKER_COPIES_MAX = 50
+# References to a deleted document that are followed in one transaction.
+WORKER_GONE_MAX = 1_000
+
 Finish = Callable[[], Plan[None]]
 
 
@@ -113,8 +120,7 @@ class Copies:
 
     def __len__(self) -> int:
         # Each may have many copies.
-        limits = self.rule.target.limits
-        return len(self.items) * max(1, limits.worker_targets_max // limits.worker_copies_max)
+        return len(self.items) * max(1, WORKER_TARGETS_MAX // WORKER_COPIES_MAX)
 
     def part(self, items: Sequence[Any]) -> Copies:
         return Copies(self.rule, items)
@@ -167,7 +173,7 @@ class _Application:
         # Targets before copies: a card that was another reference's must not first be made half new.
         for entry, marks in self.dirty.targets().items():
             recomputation = Recomputation.of(entry, "stream", self.without)
-            units += [Targets(recomputation, some) for some in chunks(marks, self.limits.worker_targets_max)]
+            units += [Targets(recomputation, some) for some in chunks(marks, WORKER_TARGETS_MAX)]
         for rule, changed in self.dirty.copies.items():
             few = []
             for key in distinct(changed) if rule.synced else ():
@@ -176,8 +182,8 @@ class _Application:
                     yield from self._copy_widely(rule, key)
                 else:
                     few.append(key)
-            units += [Copies(rule, some) for some in chunks(few, self.limits.worker_copies_max)]
-        packed = _pack(units, self.limits.worker_targets_max)
+            units += [Copies(rule, some) for some in chunks(few, WORKER_COPIES_MAX)]
+        packed = _pack(units, WORKER_TARGETS_MAX)
         for together in packed[:-1]:
             yield from self._bring_right(together, self.fence)
         yield from self._bring_right(packed[-1] if packed else [], finish)
@@ -213,7 +219,7 @@ class _Application:
             for unit in units:
                 yield from unit.hold()
 
-        yield from transact(attempting(self.limits, attempt, hold, sum(len(unit.items) for unit in units)))
+        yield from transact(attempting(attempt, hold, sum(len(unit.items) for unit in units)))
         for each in counted:
             if each is not None:
                 each.keep()
@@ -239,7 +245,7 @@ class _Application:
                 yield from set_aside(entry.model.__name__, entry.collection, item.key, error)
             return []
 
-        yield from in_pieces(self.limits, unit.items, attempt, alone, reason)
+        yield from in_pieces(unit.items, attempt, alone, reason)
 
     def _copy_widely(self, rule: CopyRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
@@ -265,13 +271,13 @@ class _Application:
             return [stuck]
 
         stuck: list[Any] = []
-        most = self.limits.worker_gone_max
+        most = WORKER_GONE_MAX
         while (yield from find_one(rule.source.collection, rule.named(key), {"_id": 1})) is None:
             within = {**rule.referring(key), **({"_id": {"$nin": stuck}} if stuck else {})}
             rows = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
             if rows:
                 keys = [row["_id"] for row in rows]
-                stuck += yield from in_pieces(self.limits, keys, attempt, alone)
+                stuck += yield from in_pieces(keys, attempt, alone)
             if len(rows) < most:
                 return
 

@@ -15,19 +15,21 @@ from treadle.query.keys import freeze
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine_each
 
+# Documents at a time where events were lost.
+WORKER_RESYNC_PAGE = 200
+
 
 class Backfill:
     """The documents of a collection, page by page."""
 
     def __init__(self, graph: Graph, server: Capabilities, count: Callable[[str, int], None]) -> None:
         self.graph = graph
-        self.limits = graph.limits
         self.server = server
         self._count = count
 
     def verify(self, entry: Entry[Any], last: list[Any] | None) -> Plan[list[Any] | None]:
         """Verify and mend a page of documents; the id of the last one, in a list, or None at the end."""
-        reading = page(entry, last, self.limits.worker_resync_page, whole=True)
+        reading = page(entry, last, WORKER_RESYNC_PAGE, whole=True)
         documents, reached = yield from readable_page(entry.model.__name__, reading, last)
         for exact, own in entry.by_class(documents):
             yield from self._verify_class(exact, own)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from treadle.engine.named import targets_of
+from treadle.engine.named import READ_KEYS_MAX, targets_of
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
 from treadle.graph.change import AFTER, Event
@@ -160,7 +160,7 @@ def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
     assert isinstance(rule.key, GroupKey)
     parts = [part.expression("$this.") for part in rule.key.parts]
     keys: list[Any] = []
-    for some in chunks(sources, rule.source.limits.read_keys_max):
+    for some in chunks(sources, READ_KEYS_MAX):
         each = {"$map": {"input": {"$literal": list(some)}, "in": parts}}
         # Any document will do to compute with; the worker's own row is always there.
         rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])

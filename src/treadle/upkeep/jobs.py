@@ -27,6 +27,23 @@ from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Pace, Progress, Report
 from treadle.plan import Plan, Raw, database_command, delete_many, find, find_one, update_one, wait
 
+# The longest sleep at a time of a migration with a rate.
+MIGRATION_WAIT_SECONDS = 10.0
+# How often a job writes how far it came, and reads what was asked of it.
+JOB_NOTE_SECONDS = 1.0
+# How long a job may say nothing before it is taken for dead.
+JOB_LOST_SECONDS = 60.0
+# And at most.
+GENTLE_REST_MAX = 200.0
+# The longest rest.
+GENTLE_REST_SECONDS_MAX = 10.0
+# How often it looks at the server.
+GENTLE_LOOK_SECONDS = 1.0
+# How much slower than usual answers mean that the server is busy.
+GENTLE_SLOWER = 1.5
+# How far a majority may be behind the primary.
+GENTLE_REPLICATION_SECONDS = 2.0
+
 COLLECTION = "treadle.jobs"
 GENTLE = "gentle"
 
@@ -130,7 +147,7 @@ class Job(Pace):
 
     def rest(self, documents: int, last: list[Any] | None = None) -> Plan[None]:
         worked = self._monotonic() - self._page_began
-        if self.every_page or self._monotonic() - self._noted >= self.limits.job_note_seconds:
+        if self.every_page or self._monotonic() - self._noted >= JOB_NOTE_SECONDS:
             yield from self._note(last)
         if self.throttle == GENTLE:
             yield from self._pause((yield from self._gentleness.rest_seconds(worked)))
@@ -203,7 +220,7 @@ class Job(Pace):
         row = yield from find_one(COLLECTION, {"_id": self.identity})
         while row is not None and row.get("asked") == "pause":
             yield from self._write({"$set": {"state": "paused"}, "$currentDate": {"updated": True}})
-            yield from self._pause(self.limits.job_note_seconds)
+            yield from self._pause(JOB_NOTE_SECONDS)
             row = yield from find_one(COLLECTION, {"_id": self.identity})
         if row is None:
             return
@@ -223,7 +240,7 @@ class Job(Pace):
 
     def _pause(self, seconds: float) -> Plan[None]:
         """Wait, in pieces between which a lease is held for longer."""
-        step = self.limits.migration_wait_seconds
+        step = MIGRATION_WAIT_SECONDS
         while seconds > 0:
             yield from wait(min(seconds, step))
             seconds -= step
@@ -246,13 +263,13 @@ class Gentleness:
 
     def rest_seconds(self, worked: float) -> Plan[float]:
         """So many times as long as the page took."""
-        if self._monotonic() - self._looked >= self._limits.gentle_look_seconds:
+        if self._monotonic() - self._looked >= GENTLE_LOOK_SECONDS:
             self._looked = self._monotonic()
             if (yield from self._is_pressed()):
-                self._factor = min(self._factor * 2, self._limits.gentle_rest_max)
+                self._factor = min(self._factor * 2, GENTLE_REST_MAX)
             else:
                 self._factor = max(self._factor * 0.8, self._limits.gentle_rest_min)
-        return min(worked * self._factor, self._limits.gentle_rest_seconds_max)
+        return min(worked * self._factor, GENTLE_REST_SECONDS_MAX)
 
     def _is_pressed(self) -> Plan[bool]:
         """Whether requests queue, replicas fall behind, or answers have become slower."""
@@ -268,7 +285,7 @@ class Gentleness:
         behind = 0.0
         if "lastWriteDate" in written and "majorityWriteDate" in written:
             behind = (written["lastWriteDate"] - written["majorityWriteDate"]).total_seconds()
-        late = behind > self._limits.gentle_replication_seconds
+        late = behind > GENTLE_REPLICATION_SECONDS
         return bool(queued) or bool(lagged) or late or self._is_slower(reply.get("opLatencies") or {})
 
     def _is_slower(self, latencies: Raw) -> bool:
@@ -285,7 +302,7 @@ class Gentleness:
         usual = mean if self._usual is None else self._usual
         # What is usual follows slowly, so that a burst does not become it.
         self._usual = min(usual * 1.02, mean) if mean < usual else usual * 1.02
-        return mean > usual * self._limits.gentle_slower
+        return mean > usual * GENTLE_SLOWER
 
 
 # -- what an operator asks -----------------------------------------------------------------------
@@ -297,13 +314,13 @@ def listed(limits: Limits) -> Plan[list[JobStatus]]:
     if not rows:
         return []
     now = (yield from database_command({"hello": 1}, writes=False, admin=True))["localTime"]
-    return [_described(row, now, limits) for row in rows]
+    return [_described(row, now) for row in rows]
 
 
-def _described(row: Raw, now: datetime, limits: Limits) -> JobStatus:
+def _described(row: Raw, now: datetime) -> JobStatus:
     state, updated = row["state"], row.get("updated")
     quiet = (now - updated).total_seconds() if updated is not None else 0.0
-    if state in ("running", "paused") and quiet > limits.job_lost_seconds:
+    if state in ("running", "paused") and quiet > JOB_LOST_SECONDS:
         # Its process has ended without saying so.
         state = "lost"
     return JobStatus(
@@ -353,7 +370,7 @@ def take_over(job: Job, is_dead: Callable[[str], bool]) -> Plan[bool]:
     if row is None:
         return False
     runs = row["state"] in ("running", "paused") and not is_dead(row["owner"])
-    if runs and (yield from quiet_seconds(row)) <= job.limits.job_lost_seconds:
+    if runs and (yield from quiet_seconds(row)) <= JOB_LOST_SECONDS:
         raise DataError(
             f"that {job.kind} still runs, in {row['owner']}; wait for it, or stop it", code="job-running"
         )

@@ -41,6 +41,19 @@ from treadle.upkeep.change_stream import (
 )
 from treadle.upkeep.closed import Bounds, closed_match, is_closed
 
+# Changes that are read at a time.
+SCHEDULE_EVENTS_PAGE = 20_000
+# The first, after which inserts into known windows are passed over.
+SCHEDULE_EVENTS_FIRST = 50
+# Changed windows whose inserts the server passes over.
+SCHEDULE_WINDOWS_PASSED = 40
+# Reads without a change after which everything is computed.
+SCHEDULE_EMPTY_READS_MAX = 30
+# How long a read waits.
+SCHEDULE_READ_MILLISECONDS = 1_000
+# Updated sources whose group is looked up at a time.
+SCHEDULE_LOOKUP_MAX = 5_000
+
 # As precise as the date in an ObjectId.
 SECOND = dt.timedelta(seconds=1)
 # How far the clock of whoever makes ids may be ahead.
@@ -107,15 +120,15 @@ def _read(
     """
     watched, limits = _watched(group), group.target.limits
     passed: list[Any] = []
-    page = limits.schedule_events_page
+    page = SCHEDULE_EVENTS_PAGE
     if window is not None:
-        page = min(page, limits.schedule_events_first)
-        passed = distinct(key[window] for key in changed.keys.values())[: limits.schedule_windows_passed]
+        page = min(page, SCHEDULE_EVENTS_FIRST)
+        passed = distinct(key[window] for key in changed.keys.values())[:SCHEDULE_WINDOWS_PASSED]
     stream = ChangeStream()
     yield from stream.open(stages(position, passed))
     number = empty = 0
-    while empty < limits.schedule_empty_reads_max:
-        events = yield from stream.read(page, limits.schedule_read_milliseconds / 1000)
+    while empty < SCHEDULE_EMPTY_READS_MAX:
+        events = yield from stream.read(page, SCHEDULE_READ_MILLISECONDS / 1000)
         empty = 0 if events else empty + 1
         for event in events:
             if event.get("coll") != BEATS:
@@ -133,11 +146,11 @@ def _read(
             return
         if window is not None and len(events) == page:
             known = distinct(key[window] for key in changed.keys.values())
-            if not len(passed) < len(known) <= limits.schedule_windows_passed:
-                window, page = None, limits.schedule_events_page
+            if not len(passed) < len(known) <= SCHEDULE_WINDOWS_PASSED:
+                window, page = None, SCHEDULE_EVENTS_PAGE
                 continue
             # Where there are many windows, not for each new one.
-            page = min(2 * page, limits.schedule_events_page)
+            page = min(2 * page, SCHEDULE_EVENTS_PAGE)
             # By time: the token of an event that is passed over would not be found again. What happened at
             # that very time is read twice, which is harmless.
             passed, place = known, {"token": None, "start": events[-1]["clusterTime"]}
@@ -161,7 +174,7 @@ def _newest(
     newest: list[Raw] = [
         {"$match": {"_id": {"$gte": since, "$lt": until}}},
         {"$sort": {"_id": -1}},
-        {"$limit": group.target.limits.schedule_events_first},
+        {"$limit": SCHEDULE_EVENTS_FIRST},
     ]
     stages = [*newest, *group.key.stages(None, False), {"$group": {"_id": f"${KEY}"}}]
     keys = [row["_id"] for row in (yield from aggregate(group.source.collection, stages))]
@@ -278,7 +291,7 @@ def _note(
 
 def _look_up(group: GroupRule, changed: ChangedGroups) -> Plan[None]:
     """The present groups of sources that were updated."""
-    for ids in chunks(distinct(changed.ids), group.target.limits.schedule_lookup_max):
+    for ids in chunks(distinct(changed.ids), SCHEDULE_LOOKUP_MAX):
         there = {"$match": {"_id": {"$in": ids}}}
         stages = [there, *group.key.stages(None, False), {"$group": {"_id": f"${KEY}"}}]
         for row in (yield from aggregate(group.source.collection, stages)):

@@ -9,12 +9,14 @@ from __future__ import annotations
 from pymongo.errors import ConnectionFailure, PyMongoError
 
 from treadle.engine.lease import Lease, LeaseLost
-from treadle.graph.limits import Limits
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, update_one
 from treadle.plan.server_errors import is_passing
 from treadle.upkeep.headroom import headroom, read_window
 from treadle.upkeep.position import COLLECTION
+
+# Renewals of the lease between two looks at the server's history.
+WORKER_HEADROOM_RENEWALS = 15
 
 log = logger(__name__)
 
@@ -22,10 +24,9 @@ log = logger(__name__)
 class Leader:
     """The row of a worker in `treadle.streams`, which it writes while it holds the lease."""
 
-    def __init__(self, name: str, lease: Lease, limits: Limits) -> None:
+    def __init__(self, name: str, lease: Lease) -> None:
         self.name = name
         self.lease = lease
-        self.limits = limits
         self.position: Raw = {}
         # Collections whose backfill is pending; the row calls them `owed`.
         self.backfills: list[Raw] = []
@@ -105,7 +106,7 @@ class Leader:
         """Hold the lease for longer, beside the work, and watch how much of the server's history is left."""
         yield from self.lease.renew()
         self._tended += 1
-        if not self.lease.held or self._tended % self.limits.worker_headroom_renewals:
+        if not self.lease.held or self._tended % WORKER_HEADROOM_RENEWALS:
             return
         room = headroom((yield from read_window()), self.position)
         if room is not None and room.low and not self._low:

@@ -31,6 +31,7 @@ from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.keys import KEY, GroupKey, distinct, freeze
 from treadle.upkeep.closed import Bounds, closed_match
 from treadle.upkeep.rebuild import mend
+from treadle.upkeep.verify import GROUP_PAGE
 
 # Which run has written a document; a number that only grows, and that of its lease.
 RUN = f"{RESERVED}.run"
@@ -235,7 +236,7 @@ class GroupWork:
 
         if known != bounds:
             yield from self._compute(self._sources_between(known, bounds), closing)
-        for chunk in chunks(scopes, self.entry.limits.group_page):
+        for chunk in chunks(scopes, GROUP_PAGE):
             yield from self.lease.check()
 
             def within(paths: Sequence[str], chunk: Sequence[Scope] = chunk) -> Raw:

@@ -33,6 +33,11 @@ from treadle.upkeep.events import Watch
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.verify import confirm, verify, within
 
+# Events read at a time.
+STATUS_EVENTS_PAGE = 10_000
+# How long a read waits for events.
+STATUS_AWAIT_MILLISECONDS = 100
+
 
 def check(sample: float | None, since: datetime | None, resume: bool) -> None:
     """Refuse what cannot be meant."""
@@ -161,12 +166,11 @@ def _changed_since(graph: Graph, rules: Sequence[Rule], pre_images: bool, since:
     watch, dirty, stream = Watch(graph, pre_images, only=rules), Dirty(), ChangeStream()
     until = yield from operation_time()
     place = {"token": None, "start": Timestamp(min(int(moment.timestamp()), until.time), 0)}
-    limits = graph.limits
     try:
         yield from stream.open(watch.pipeline(place))
         while stream.cursor is not None:
-            wait_seconds = limits.status_await_milliseconds / 1000
-            events = yield from stream.read(limits.status_events_page, wait_seconds, raw=True)
+            wait_seconds = STATUS_AWAIT_MILLISECONDS / 1000
+            events = yield from stream.read(STATUS_EVENTS_PAGE, wait_seconds, raw=True)
             batch = [event for event in events if event["clusterTime"] <= until]
             for event in batch:
                 if (event.get("ns") or {}).get("coll") not in (BEATS, CONTROLS):

@@ -29,6 +29,9 @@ from treadle.upkeep.findings import is_of
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.verify import examined, own, verify, within
 
+# How often repair verifies again.
+REBUILD_ROUNDS_MAX = 5
+
 
 def rules_of(entries: Sequence[Entry[Any]], fields: Sequence[str]) -> frozenset[Rule]:
     """The rules that maintain these fields, by their Python or stored names."""
@@ -141,7 +144,7 @@ def repair(
     for entry in listed:
         if entry.layout is not None and only is None:
             laid_out += yield from entry.layout.repair(server, report)
-    for _ in range(graph.limits.rebuild_rounds_max):
+    for _ in range(REBUILD_ROUNDS_MAX):
         findings = yield from verify(graph, server, chosen, report)
         if only is not None:
             findings = [each for each in findings if is_about(only, each)]
@@ -218,4 +221,4 @@ def _mend_by_rule(graph: Graph, server: Capabilities, rule: Rule, keys: Sequence
         yield from set_aside(rule.place.label, rule.target.collection, key, error)
         return []
 
-    return (yield from in_pieces(rule.target.limits, keys, attempt, alone))
+    return (yield from in_pieces(keys, attempt, alone))

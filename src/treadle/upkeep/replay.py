@@ -22,6 +22,11 @@ from treadle.upkeep.change_stream import BEATS, ChangeStream, beat, key_of, plac
 from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
 
+# How long.
+WORKER_LINGER_SECONDS = 0.1
+# Reads in which a rule that was resumed must meet its own marker.
+WORKER_REPLAY_READS = 50
+
 
 class Replay:
     """What one label stands for, on its way from the place of its pause to the present."""
@@ -65,11 +70,11 @@ class Replay:
             yield from self._handle(events, fence)
             return False
         marker = yield from beat()
-        for _ in range(limits.worker_replay_reads):
+        for _ in range(WORKER_REPLAY_READS):
             seen = yield from self._handle(events, fence)
             if marker in seen:
                 return True
-            events = yield from self._read(limits.worker_linger_seconds)
+            events = yield from self._read(WORKER_LINGER_SECONDS)
         return False
 
     def _read(self, await_seconds: float) -> Plan[list[Raw]]:

@@ -27,6 +27,9 @@ from treadle.upkeep.apply import apply
 from treadle.upkeep.dirty import Dirty
 from treadle.upkeep.rebuild import mend
 
+# Documents that were set aside and are tried again at a time.
+SET_ASIDE_RETRIED_MAX = 1_000
+
 # Documents that could not be migrated are tried again by migrate(retry=True).
 NOT_MIGRATIONS: Raw = {"_id.rule": {"$not": {"$regex": "^migrate "}}}
 # After each attempt twice as long as before, up to an hour.
@@ -66,7 +69,7 @@ def settling(graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], 
 
 
 def _rows(graph: Graph, conditions: Sequence[Raw]) -> Plan[list[Raw]]:
-    most = graph.limits.set_aside_retried_max
+    most = SET_ASIDE_RETRIED_MAX
     return find(SET_ASIDE, {"$and": list(conditions)}, sort=[("at", 1)], limit=most)
 
 

@@ -45,6 +45,11 @@ from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine_each
 
+# Changed groups; with more, everything is computed.
+SCHEDULE_DIRTY_MAX = 5_000
+# Documents whose scheduled fields are examined at a time.
+SCHEDULE_PAGE = 200
+
 # A schedule of this length or more begins with the full minute, so that a cron job is not a second early.
 MINUTES_FROM = dt.timedelta(minutes=10)
 
@@ -109,9 +114,7 @@ class Scheduler:
     ) -> None:
         self.graph = graph
         self.server = server
-        self.lease = Lease(
-            graph.limits, merging.LEASE, graph.limits.schedule_lease_seconds, owner, is_dead, session
-        )
+        self.lease = Lease(merging.LEASE, graph.limits.schedule_lease_seconds, owner, is_dead, session)
 
     def run_due(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
         """Do what is due, unless another runner is at it; what was done."""
@@ -246,7 +249,7 @@ class Scheduler:
         yield from self.lease.check()
         work = merging.GroupWork(self.graph, self.server, entry, self.lease)
         scopes = work.scopes(keys)
-        if len(scopes) > self.graph.limits.schedule_dirty_max:
+        if len(scopes) > SCHEDULE_DIRTY_MAX:
             why = "more changed than would be worth computing one by one"
         if why or known is None:
             yield from work.everything(bounds)
@@ -295,7 +298,7 @@ class Scheduler:
             keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]
             yield from mend(self.graph, self.server, entry, keys)
 
-        return (yield from go_through(entry, entry.limits.schedule_page, visit))
+        return (yield from go_through(entry, SCHEDULE_PAGE, visit))
 
 
 def _ends_one_job(error: Exception) -> bool:

@@ -24,6 +24,12 @@ from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import Watch
 from treadle.upkeep.findings import VERIFICATIONS
 from treadle.upkeep.headroom import Window, headroom, read_window
+from treadle.upkeep.proof import STATUS_AWAIT_MILLISECONDS, STATUS_EVENTS_PAGE
+
+# Those that status lists.
+SET_ASIDE_LISTED_MAX = 100
+# Pending events that are counted.
+STATUS_EVENTS_MAX = 100_000
 
 RuleState = Literal["building", "following", "paused", "behind", "failed"]
 
@@ -147,7 +153,7 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
     described = [
         replace(_of_rule(graph, rule, seen), rebuild_needed=rule.place.label in stale) for rule in rules
     ]
-    first = yield from listed(graph, most=graph.limits.set_aside_listed_max)
+    first = yield from listed(graph, most=SET_ASIDE_LISTED_MAX)
     return Status(described, seen.worker, len(aside), len(unfinished), first)
 
 
@@ -286,10 +292,10 @@ def _pending_from(graph: Graph, place: Raw, only: Collection[Rule] | None = None
     documents: dict[str, set[Any]] = {}
     events_of: dict[str, int] = {}
     firsts: dict[str, datetime] = {}
-    number, limits = 0, graph.limits
-    while stream.cursor is not None and number < limits.status_events_max:
-        await_seconds = limits.status_await_milliseconds / 1000
-        events = yield from stream.read(limits.status_events_page, await_seconds, raw=True)
+    number = 0
+    while stream.cursor is not None and number < STATUS_EVENTS_MAX:
+        await_seconds = STATUS_AWAIT_MILLISECONDS / 1000
+        events = yield from stream.read(STATUS_EVENTS_PAGE, await_seconds, raw=True)
         batch = [event for event in events if event["clusterTime"] <= now]
         if not batch:
             break

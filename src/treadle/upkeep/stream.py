@@ -42,9 +42,24 @@ from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
 from treadle.upkeep.leading import Leader
 from treadle.upkeep.position import COLLECTION, first_row, signature
-from treadle.upkeep.replay import Replay
+from treadle.upkeep.replay import WORKER_LINGER_SECONDS, Replay
 from treadle.upkeep.retries import retry_all
 from treadle.upkeep.totals import Totals
+
+# How long a read waits for events.
+WORKER_AWAIT_SECONDS = 1.0
+# Empty reads after which the position is saved.
+WORKER_HEARTBEAT_READS = 10
+# Events that concerned nobody after which it is saved.
+WORKER_UNSAVED_MAX = 5_000
+# The first pause after an error.
+WORKER_BACKOFF_SECONDS = 0.2
+# The longest.
+WORKER_BACKOFF_MAX_SECONDS = 15.0
+# Attempts of run_until_idle after errors.
+WORKER_ATTEMPTS_MAX = 20
+# Targets whose counts and sums it remembers.
+WORKER_TOTALS_MAX = 100_000
 
 # How narrowly the stream is read after an event that was too large.
 WITHOUT_DOCUMENTS = 2
@@ -68,7 +83,7 @@ class Follower(Leader):
         is_dead: Callable[[str], bool],
     ) -> None:
         require_streams(graph, server)
-        lease = Lease(graph.limits, name, graph.limits.worker_lease_seconds, owner, is_dead, session)
+        lease = Lease(name, graph.limits.worker_lease_seconds, owner, is_dead, session)
         super().__init__(name, lease, graph.limits)
         self.graph = graph
         self.server = server
@@ -81,7 +96,7 @@ class Follower(Leader):
         self._replays: list[Replay] = []
         self._stream = ChangeStream()
         # What targets have gathered, for as long as the stream is read on.
-        self._totals = Totals(graph.limits.worker_totals_max)
+        self._totals = Totals(WORKER_TOTALS_MAX)
         # An event that is too large is looked for one by one, and then read without its documents.
         self._narrow = 0
         self._raw = False
@@ -175,7 +190,7 @@ class Follower(Leader):
 
     def run(self, stopping: Callable[[], bool]) -> Plan[None]:
         """Lead or stand by until `stopping`."""
-        backoff = self.limits.worker_backoff_seconds
+        backoff = WORKER_BACKOFF_SECONDS
         while not stopping():
             try:
                 if not self.lease.held:
@@ -183,8 +198,8 @@ class Follower(Leader):
                         yield from wait(self.limits.worker_standby_seconds)
                         continue
                     log.info("worker %s leads", self.lease.owner)
-                yield from self.step(self.limits.worker_await_seconds, linger=True)
-                backoff = self.limits.worker_backoff_seconds
+                yield from self.step(WORKER_AWAIT_SECONDS, linger=True)
+                backoff = WORKER_BACKOFF_SECONDS
                 self._warned.clear()
             except LeaseLost:
                 self.lease.token = None
@@ -194,7 +209,7 @@ class Follower(Leader):
                 self._warn_of(error)
                 yield from self._note_failure(error)
                 yield from wait(backoff)
-                backoff = min(backoff * 2, self.limits.worker_backoff_max_seconds)
+                backoff = min(backoff * 2, WORKER_BACKOFF_MAX_SECONDS)
         try:
             yield from self.resign()
         except PyMongoError as error:
@@ -215,10 +230,10 @@ class Follower(Leader):
                         awaited, skipped = (yield from beat()), self._skipped
                 except PyMongoError as error:
                     attempts += 1
-                    if attempts > self.limits.worker_attempts_max:
+                    if attempts > WORKER_ATTEMPTS_MAX:
                         raise
                     self._warn_of(error)
-                    yield from wait(self.limits.worker_backoff_seconds)
+                    yield from wait(WORKER_BACKOFF_SECONDS)
             self._beats.clear()
             if handled == before:
                 break
@@ -242,7 +257,7 @@ class Follower(Leader):
             events = yield from self._read(await_seconds)
             if linger and 0 < len(events) < few and self._stream.cursor:
                 # More will have come meanwhile, and are done in one go.
-                yield from wait(self.limits.worker_linger_seconds)
+                yield from wait(WORKER_LINGER_SECONDS)
                 events += yield from self._read(0.001)
             while few <= len(events) < self.limits.worker_batch_max and self._stream.cursor:
                 more = yield from self._read(0.001)
@@ -261,7 +276,7 @@ class Follower(Leader):
             return (yield from self._handle(events))
         self.position, self._narrow = self._ahead, 0
         self._quiet += 1
-        if self._unsaved or self._quiet >= self.limits.worker_heartbeat_reads:
+        if self._unsaved or self._quiet >= WORKER_HEARTBEAT_READS:
             yield from retry_all(self.graph, self.server, due=True)
             yield from self._save()
         return 0
@@ -295,14 +310,14 @@ class Follower(Leader):
         try:
             try:
                 unsettled = yield from self._bring_right(others, self._write_row)
-                if self._unsaved > self.limits.worker_unsaved_max:
+                if self._unsaved > WORKER_UNSAVED_MAX:
                     yield from self._save()
             except Exception as error:
                 if not divides(error):
                     raise
                 # Some of these events may have been counted.
                 self._totals.forget()
-                unsettled = yield from in_pieces(self.limits, others, self._attempt, self._pass_over, error)
+                unsettled = yield from in_pieces(others, self._attempt, self._pass_over, error)
                 yield from self._save()
         except BaseException:
             self.position, self._counts = earlier, counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from treadle.engine.indexes import EXAMPLES_MAX
 from treadle.engine.pages import matching, readable_page
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
@@ -41,9 +42,7 @@ def describe_change(entry: Entry[Any], now: Raw, declared: Raw) -> Plan[str]:
     if not number:
         return f"{change}; all documents that are there validate" if _only_warns(declared) else change
     try:
-        examples = yield from find(
-            entry.collection, invalid, sort=[("_id", 1)], limit=entry.limits.examples_max
-        )
+        examples = yield from find(entry.collection, invalid, sort=[("_id", 1)], limit=EXAMPLES_MAX)
         named = []
     except Unreadable as error:
         examples = error.documents

@@ -22,7 +22,6 @@ from treadle.engine.set_aside import around, set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.pattern import STATE, Entry, Rule
 from treadle.model.shown import shown
@@ -35,6 +34,15 @@ from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, places_of, plain, value_at
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.position import NAME as WORKER
+
+# Groups of a rollup that are computed in one query.
+GROUP_PAGE = 200
+# Further looks at a wrong value that an active worker may be about to put right.
+VERIFY_LOOKS = 4
+# The pause before each.
+VERIFY_LOOK_SECONDS = 0.5
+# On a sharded cluster, the periodicNoopIntervalSecs of its shards.
+COLD_SHARD_SECONDS = 10.0
 
 
 def verify(
@@ -105,7 +113,7 @@ def _verify_pages(
     def note(error: Unreadable) -> None:
         findings.extend(_not_examined(entry, key, reason) for key, reason in error.failed)
 
-    size = entry.limits.verify_page if entry.group is None else entry.limits.group_page
+    size = entry.limits.verify_page if entry.group is None else GROUP_PAGE
     if sample is not None:
         yield from go_through_sample(entry, size, sample, visit, report, note)
     else:
@@ -139,7 +147,7 @@ def examine_each(server: Capabilities, entry: Entry[Any], documents: Sequence[Ra
         yield from set_aside(entry.model.__name__, entry.collection, entry.key_of(document), error)
         return [_not_examined(entry, document["_id"], message_of(error))]
 
-    return (yield from in_pieces(entry.limits, documents, attempt, alone))
+    return (yield from in_pieces(documents, attempt, alone))
 
 
 def within(entry: Entry[Any], document: Raw, bounds: Bounds | None) -> bool:
@@ -161,8 +169,8 @@ def _verify_groups(
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
         return [_not_examined(entry, tuple(key), message_of(error))]
 
-    for chunk in chunks(keys, entry.limits.group_page):
-        findings += yield from in_pieces(entry.limits, chunk, attempt, alone)
+    for chunk in chunks(keys, GROUP_PAGE):
+        findings += yield from in_pieces(chunk, attempt, alone)
     return findings
 
 
@@ -185,7 +193,7 @@ def _look_again(
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
         return [_not_examined(entry, key, message_of(error))]
 
-    return lost + (yield from in_pieces(entry.limits, keys, attempt, alone))
+    return lost + (yield from in_pieces(keys, attempt, alone))
 
 
 def _give_time(
@@ -205,8 +213,8 @@ def _give_time(
     if not late or (yield from holder(WORKER)) is None:
         return list(findings)
     others = [each for each in findings if each not in late]
-    for _ in range(_looks(server, entry.limits)):
-        yield from wait(entry.limits.verify_look_seconds)
+    for _ in range(_looks(server)):
+        yield from wait(VERIFY_LOOK_SECONDS)
         again = yield from _look_again(graph, server, entry, late)
         late = [each for each in again if any(_same_finding(each, earlier) for earlier in late)]
         if not late:
@@ -214,10 +222,10 @@ def _give_time(
     return [*others, *late]
 
 
-def _looks(server: Capabilities, limits: Limits) -> int:
+def _looks(server: Capabilities) -> int:
     """How often to look again; on a sharded cluster until a shard without writes has moved the stream on."""
-    cold = ceil(limits.cold_shard_seconds / limits.verify_look_seconds) if server.sharded else 0
-    return limits.verify_looks + cold
+    cold = ceil(COLD_SHARD_SECONDS / VERIFY_LOOK_SECONDS) if server.sharded else 0
+    return VERIFY_LOOKS + cold
 
 
 def _same_finding(one: Finding, other: Finding) -> bool:

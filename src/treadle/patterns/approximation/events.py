@@ -29,6 +29,15 @@ from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find, in
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
+# Attempts at a write that met another writer or lost its connection.
+COUNTER_ATTEMPTS_MAX = 3
+# Parts of a durable buffer that one flush moves.
+COUNTER_PARTS_MAX = 10_000
+# The same, after one was refused.
+COUNTER_EVENTS_AGAIN_MAX = 20
+# Amounts in one buffered event.
+COUNTER_AMOUNTS_MAX = 1_000
+
 # Whatever else lies in the collection is not ours, and must not stop what is.
 WELL_FORMED: Raw = {"d": {"$type": "array", "$not": {"$elemMatch": {"n": {"$not": {"$type": "number"}}}}}}
 
@@ -36,7 +45,7 @@ WELL_FORMED: Raw = {"d": {"$type": "array", "$not": {"$elemMatch": {"n": {"$not"
 def record(rule: CounterFields, sums: Sums, waiting: Waiting) -> Plan[None]:
     """Store amounts as events, so that a crash does not lose them."""
     items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
-    most = rule.limits.counter_amounts_max
+    most = COUNTER_AMOUNTS_MAX
     for start in range(0, len(items), most):
         # In this order, so that a writer's events are read by their numbers. The last part tells the time.
         identity = {"w": waiting.writer, "n": waiting.next_number(), "t": ObjectId()}
@@ -55,7 +64,7 @@ def _insert_once(rule: CounterFields, event: Raw) -> Plan[None]:
         return
     except ConnectionFailure as error:
         lost = error
-    for _ in range(1, rule.limits.counter_attempts_max):
+    for _ in range(1, COUNTER_ATTEMPTS_MAX):
         try:
             return (yield from transact(insert_unless_moved))
         except DuplicateKeyError:
@@ -105,7 +114,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         self.left_out = set(left_out or ())
         # Where one stands in the way there may be more, each of which is a new attempt.
         limits = rule.limits
-        self.events_max = limits.counter_events_again_max if self.left_out else limits.counter_events_max
+        self.events_max = COUNTER_EVENTS_AGAIN_MAX if self.left_out else limits.counter_events_max
         self.sums: dict[Any, Any] = {}
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
@@ -140,7 +149,7 @@ def drain(
 ) -> Plan[None]:
     """Move everything that is buffered; `note` receives what was added, and what could not be."""
     left_out: dict[Any, Any] = {}
-    for _ in range(rule.limits.counter_parts_max):
+    for _ in range(COUNTER_PARTS_MAX):
         work = Drain(rule, left_out)
         try:
             events, sums, refused = yield from commit(work)

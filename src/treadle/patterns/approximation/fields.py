@@ -28,6 +28,11 @@ from treadle.plan import Raw
 from treadle.query.keys import freeze
 from treadle.query.paths import put, resolve, value_at
 
+# The id or key of an amount.
+COUNTER_KEY_BYTES_MAX = 15_000
+# The keys that are sent in one command.
+COUNTER_KEYS_BYTES_MAX = 8 * 1024 * 1024
+
 # Ids of these types are taken as they are; others are validated first.
 EXACT = frozenset({str, int, bytes})
 INT64 = 2**63
@@ -110,7 +115,7 @@ class CounterFields(CounterRule):
         if type(key) is ObjectId or (type(key) is int and -INT64 <= key < INT64):
             return True
         try:
-            return self._bytes([key]) <= self.limits.counter_key_bytes_max
+            return self._bytes([key]) <= COUNTER_KEY_BYTES_MAX
         except (UsageError, *ENCODING_ERRORS):
             return False
 
@@ -124,10 +129,10 @@ class CounterFields(CounterRule):
         Single events are counted without looking at their keys, so this is asked before they are written.
         """
         with contextlib.suppress(UsageError, *ENCODING_ERRORS):
-            if self._bytes(sums) <= self.limits.counter_keys_bytes_max:
+            if self._bytes(sums) <= COUNTER_KEYS_BYTES_MAX:
                 return dict(sums), True
         kept = {key: n for key, n in sums.items() if self._is_storable(key)}
-        return kept, self._bytes(kept) <= self.limits.counter_keys_bytes_max
+        return kept, self._bytes(kept) <= COUNTER_KEYS_BYTES_MAX
 
     def amount(self, n: Any) -> Any:
         """A number that may be added."""

@@ -13,6 +13,7 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.errors import UsageError
 from treadle.graph.calls import Flushed, Sums, Waiting
 from treadle.patterns.approximation import events
+from treadle.patterns.approximation.events import COUNTER_ATTEMPTS_MAX
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import (
     LEDGER,
@@ -24,6 +25,9 @@ from treadle.patterns.approximation.flush import (
     was_added,
 )
 from treadle.plan import Plan, delete_one, server_facts, transact
+
+# Keys in one batch after a refusal.
+COUNTER_AGAIN_CHUNK = 200
 
 
 class CounterHandle:
@@ -72,16 +76,16 @@ class CounterHandle:
             commit = partial(self._protocol.write, combine=False)
             yield from events.drain(self._rule, commit, partial(self._note, done))
             return
-        collisions, limits = 0, self._rule.limits
+        collisions = 0
         while waiting.unfinished:
             chunk = waiting.unfinished[0]
             fit, together = self._rule.fit(chunk.sums)
             if len(fit) < len(chunk.sums):
                 self._note(done, {}, {key: n for key, n in chunk.sums.items() if key not in fit})
                 chunk.sums = fit
-            if not together and len(fit) > limits.counter_again_chunk:
+            if not together and len(fit) > COUNTER_AGAIN_CHUNK:
                 # None of it was ever sent: as a whole it cannot be.
-                waiting.divide(limits.counter_again_chunk)
+                waiting.divide(COUNTER_AGAIN_CHUNK)
                 continue
             work = Flush(self._rule, chunk.sums, waiting.writer, chunk.number)
             try:
@@ -89,7 +93,7 @@ class CounterHandle:
             except DuplicateKeyError:
                 # Another writer made the same document; the next attempt finds it.
                 collisions += 1
-                if collisions == limits.counter_attempts_max:
+                if collisions == COUNTER_ATTEMPTS_MAX:
                     raise
                 continue
             except (OperationFailure, OverflowError) as error:
@@ -100,8 +104,8 @@ class CounterHandle:
                 # Another dict, because others may be reading this one.
                 chunk.sums = {key: n for key, n in chunk.sums.items() if key not in bad}
                 # In smaller ones, because each further refusal is a new attempt.
-                if len(chunk.sums) > limits.counter_again_chunk:
-                    waiting.divide(limits.counter_again_chunk)
+                if len(chunk.sums) > COUNTER_AGAIN_CHUNK:
+                    waiting.divide(COUNTER_AGAIN_CHUNK)
                 continue
             self._note(done, chunk.sums, missing)
             waiting.unfinished.popleft()

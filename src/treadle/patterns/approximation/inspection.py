@@ -22,6 +22,15 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
+# Verify names what was buffered for so many times within=.
+COUNTER_OVERDUE_PERIODS = 3
+# And at least so long.
+COUNTER_OVERDUE_SECONDS = 2.0
+# Overdue ids that verify names.
+COUNTER_OVERDUE_MAX = 1_000
+# How long the last batch of a writer is remembered.
+COUNTER_WRITERS_SECONDS = 7 * 24 * 3600.0
+
 
 def examine(rule: CounterFields, documents: Sequence[Raw]) -> list[Finding]:
     """Documents without a number where one is counted."""
@@ -50,8 +59,8 @@ def overdue(rule: CounterFields) -> Plan[list[Finding]]:
 
 
 def _overdue(rule: CounterFields) -> Plan[list[Raw]]:
-    periods = rule.limits.counter_overdue_periods * rule.declared.within.total_seconds()
-    seconds = max(rule.limits.counter_overdue_seconds, periods)
+    periods = COUNTER_OVERDUE_PERIODS * rule.declared.within.total_seconds()
+    seconds = max(COUNTER_OVERDUE_SECONDS, periods)
     # An id that tells no time is somebody else's, and as good as old.
     born = {"$convert": {"input": {"$ifNull": ["$_id.t", "$_id"]}, "to": "date", "onError": None}}
     old = {"$lt": [born, {"$subtract": ["$$NOW", int(seconds * 1000)]}]}
@@ -59,7 +68,7 @@ def _overdue(rule: CounterFields) -> Plan[list[Raw]]:
         {"$match": {**WELL_FORMED, "$expr": old}},
         {"$unwind": "$d"},
         {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}},
-        {"$limit": rule.limits.counter_overdue_max},
+        {"$limit": COUNTER_OVERDUE_MAX},
     ]
     return (yield from aggregate(rule.buffer_collection, stages, allowDiskUse=True))
 
@@ -95,6 +104,6 @@ def mend(graph: Graph, server: Capabilities, rule: CounterFields, keys: Sequence
 
 def forget_old_writers(rule: CounterFields) -> Plan[None]:
     """Remove the notes of writers that ended without a word."""
-    milliseconds = int(rule.limits.counter_writers_seconds * 1000)
+    milliseconds = int(COUNTER_WRITERS_SECONDS * 1000)
     old = {"$lt": ["$at", {"$subtract": ["$$NOW", milliseconds]}]}
     yield from delete_many(LEDGER, {"$expr": old})

@@ -81,7 +81,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
             return moved
         # Large documents are not looked at again and again for the few of them that move at a time.
         width = min(most, 2 * (len(keys) if cut else width))
-        moved += sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
+        moved += sum((yield from in_pieces(keys, attempt, alone)))
         if report:
             report(Progress(entry.model.__name__, moved, max(total, moved)))
         yield from resting(report, len(keys))

@@ -31,6 +31,15 @@ from treadle.plan import Plan, Raw, count_documents, delete_many, find, insert_m
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
+# Attempts at one bucket, and at a batch of adoption.
+BUCKET_UPKEEP_ATTEMPTS_MAX = 100
+# Documents that are adopted at a time.
+ADOPT_PAGE = 1_000
+# Passes over a collection that is written meanwhile.
+ADOPT_PASSES_MAX = 1_000
+# Documents that cannot be adopted and are named.
+ADOPT_NAMED_MAX = 10
+
 # What is said of a document that no reading can be made of.
 NOT_ADOPTED = "document-invalid"
 
@@ -46,7 +55,6 @@ class Adoption:
 
     def __init__(self, entry: Entry[Any], time: str, source: str | None) -> None:
         self.entry = entry
-        self.limits = entry.limits
         self.name = entry.model.__name__
         self.time = time
         # The collection that holds one document per reading.
@@ -66,7 +74,7 @@ class Adoption:
         if self.source is None:
             return findings
         stored = f"a document of its own in {self.source}"
-        scan = Scan(self.source, {}, self.limits.adopt_page, {"_id": 1}, self.name)
+        scan = Scan(self.source, {}, ADOPT_PAGE, {"_id": 1}, self.name)
         while documents := (yield from scan.next()):
             findings += [
                 Finding(self.pattern, self.name, each["_id"], "", stored, self.expected) for each in documents
@@ -80,9 +88,9 @@ class Adoption:
             return adopted
         total = (yield from count_documents(source, {})) if report else 0
         # Writers of single documents may go on, so it ends when a pass finds nothing.
-        for number in range(self.limits.adopt_passes_max):
+        for number in range(ADOPT_PASSES_MAX):
             before, self._busy, self._unfit = adopted, 0, 0
-            scan = Scan(source, {}, self.limits.adopt_page, label=self.name)
+            scan = Scan(source, {}, ADOPT_PAGE, label=self.name)
             while documents := (yield from scan.next()):
                 fit = []
                 for each in documents:
@@ -95,7 +103,7 @@ class Adoption:
                     report(Progress(self.name, adopted, max(total, adopted)))
             if adopted == before and not self._busy:
                 break
-        if self._unfit > self.limits.adopt_named_max:
+        if self._unfit > ADOPT_NAMED_MAX:
             log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
         return adopted
 
@@ -109,14 +117,14 @@ class Adoption:
             yield from set_aside(self.name, source, document["_id"], error)
             return []
 
-        return (yield from in_pieces(self.limits, documents, attempt, alone))
+        return (yield from in_pieces(documents, attempt, alone))
 
     def _problem_of(self, document: Raw, source: str) -> Any:
         """Why a document cannot be read as a reading, and stays where it is; None where it can."""
         problem = self._problem(copy.deepcopy(document))
         if problem is not None:
             self._unfit += 1
-            if self._named < self.limits.adopt_named_max:
+            if self._named < ADOPT_NAMED_MAX:
                 self._named += 1
                 log.warning(
                     "%s: %s %s is not adopted: %s", self.name, source, shown(document["_id"]), problem
@@ -161,7 +169,7 @@ class BucketAdoption(Adoption):
         whole = dict.fromkeys(self.spec.outer_names)
         pending = group(self.spec, [{**whole, **each} for each in documents], range(len(documents)))
         moved = 0
-        for _ in range(self.limits.bucket_upkeep_attempts_max):
+        for _ in range(BUCKET_UPKEEP_ATTEMPTS_MAX):
             again: list[Batch] = []
             for batch in split_large(self.spec, pending):
                 duplicates: list[int] = []

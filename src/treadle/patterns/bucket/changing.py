@@ -45,6 +45,13 @@ from treadle.query.comparison import DECIMALS, order_key
 from treadle.query.keys import freeze, same_key
 from treadle.query.paths import drop, has, put, value_at
 
+# Attempts to change a bucket.
+BUCKET_CHANGE_ATTEMPTS_MAX = 1_000
+# And to change.
+BUCKET_CHANGE_PAUSE_SECONDS = 0.002
+# Whole buckets that are deleted at a time.
+BUCKET_DELETE_PAGE = 500
+
 # What a change makes of the picked readings of a bucket: a reading in their place, or None to delete it.
 Change = Callable[[list[Raw]], Plan[list[Raw | None]]]
 Pair = tuple[Raw, Raw | None]
@@ -98,10 +105,9 @@ class Changer:
         arrived: Counter[bytes],
     ) -> Plan[list[Pair]]:
         """Change one bucket, again and again until no other writer came between."""
-        limits = self.limits
-        for attempt in range(limits.bucket_change_attempts_max):
+        for attempt in range(BUCKET_CHANGE_ATTEMPTS_MAX):
             if attempt:
-                yield from pause(attempt - 1, limits.bucket_change_pause_seconds, limits)
+                yield from pause(attempt - 1, BUCKET_CHANGE_PAUSE_SECONDS)
                 bucket = yield from find_one(self.collection, {"_id": {"$eq": opened.bucket["_id"]}})
                 if bucket is None:
                     return []
@@ -124,7 +130,7 @@ class Changer:
                 return list(zip(befores, afters, strict=True))
         raise DataError(
             f"a bucket of {self.spec.label} was changed by others each time in "
-            f"{limits.bucket_change_attempts_max} attempts",
+            f"{BUCKET_CHANGE_ATTEMPTS_MAX} attempts",
             code="bucket-contended",
         )
 
@@ -241,11 +247,11 @@ class Changer:
 
     def delete_buckets(self, selection: Selection) -> Plan[int]:
         """Delete buckets of which every reading is meant; how many readings there were."""
-        names, limits = self.spec.names, self.limits
+        names = self.spec.names
         total = 0
-        for _ in range(limits.bucket_change_attempts_max):
+        for _ in range(BUCKET_CHANGE_ATTEMPTS_MAX):
             projection = {names.count: 1, REVISION: 1, "_id": 1}
-            scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, projection)
+            scan = Scan(self.collection, selection.buckets, BUCKET_DELETE_PAGE, projection)
             missed = False
             while buckets := (yield from scan.next()):
                 operations = [DeleteOne(guard(self.spec, bucket)) for bucket in buckets]

@@ -17,6 +17,9 @@ from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Spec, moment
 from treadle.plan import Raw
 from treadle.query.keys import freeze
 
+# Readings in one command.
+BUCKET_BYTES_MAX = 8 * 1024 * 1024
+
 
 @dataclass(slots=True)
 class Batch:
@@ -155,14 +158,14 @@ def split_large(spec: Spec, batches: Iterable[Batch]) -> Iterator[Batch]:
         else:
             most = len(bson.encode({"": batch.readings}, codec_options=CODEC_OPTIONS))
         batch.size = most
-        if most <= spec.limits.bucket_bytes_max:
+        if most <= BUCKET_BYTES_MAX:
             yield batch
             continue
         begin = size = 0
         for place, reading in enumerate(batch.readings):
             # The number of its place in an array comes on top.
             bytes_now = len(bson.encode(reading, codec_options=CODEC_OPTIONS)) + 8
-            if size + bytes_now > spec.limits.bucket_bytes_max and place > begin:
+            if size + bytes_now > BUCKET_BYTES_MAX and place > begin:
                 yield part_of(batch, begin, place)
                 begin, size = place, 0
             size += bytes_now

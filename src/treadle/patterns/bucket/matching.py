@@ -23,10 +23,14 @@ from bson.decimal128 import Decimal128
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.patterns.bucket.contents import FIRST, LAST, readings_of, start_of
+from treadle.patterns.bucket.grouping import BUCKET_BYTES_MAX
 from treadle.patterns.bucket.spec import YEAR_ONE, Spec, milliseconds, moment, when_of
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.paths import top
 from treadle.query.safety import clean_filter, refuse_operators
+
+# Readings that the server filters in one query.
+BUCKET_JUDGED_MAX = 2_000
 
 Test = Callable[[Any], bool]
 _BOUNDS = frozenset({"$eq", "$gt", "$gte", "$lt", "$lte", "$in"})
@@ -405,7 +409,7 @@ def _judge(spec: Spec, residual: Raw, opened: Sequence[Opened]) -> Plan[None]:
         outer = {name: each.bucket.get(name) for name in spec.outer_names}
         chunk.append({**outer, **each.readings[place], RESERVED: {"place": index}})
         size += len(bson.encode(chunk[-1], codec_options=CODEC_OPTIONS))
-        full = len(chunk) >= spec.limits.bucket_judged_max or size >= spec.limits.bucket_bytes_max
+        full = len(chunk) >= BUCKET_JUDGED_MAX or size >= BUCKET_BYTES_MAX
         if full or index == len(candidates) - 1:
             for match in (yield from on_server(spec, chunk, [{"$match": residual}])):
                 owner, position = candidates[match[RESERVED]["place"]]

@@ -20,6 +20,9 @@ from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseco
 from treadle.plan import Plan, Raw, aggregate, find, find_one_and_update, update_one
 from treadle.query.keys import freeze, same_key
 
+# The last buckets of a window, among which one with room is looked for.
+BUCKET_CANDIDATES_MAX = 8
+
 # Where the readings of a batch go now, and those that must wait for that.
 Located = tuple[list[Batch], list[Batch]]
 
@@ -57,7 +60,7 @@ class Placer:
         assert start is not None
         match = {**spec.key_filter(batch.key), names.start: {"$eq": moment(start)}}
         # What is unique must be looked for in all of them.
-        few: list[Raw] = [{"$limit": spec.limits.bucket_candidates_max}] if spec.unique is None else []
+        few: list[Raw] = [{"$limit": BUCKET_CANDIDATES_MAX}] if spec.unique is None else []
         stages = [{"$match": match}, {"$sort": {SEQUENCE: -1}}, *few, {"$project": projection}]
         return (yield from aggregate(spec.collection, stages))
 

@@ -26,6 +26,11 @@ from treadle.query.keys import freeze
 from treadle.query.paths import ARRAYS, Path, top, value_at, values_at
 from treadle.query.safety import Sort, sort_keys
 
+# The same, for few readings.
+BUCKET_SMALL_PAGE = 4
+# Readings that are held to sort them.
+BUCKET_HELD_MAX = 1_000_000
+
 
 class Reader:
     """Turns pages of buckets into readings, filtered, sorted and cut."""
@@ -54,7 +59,7 @@ class Reader:
         self.skip = skip
         self.remaining = limit or None
         self._few = bool(limit) and (limit or 0) + skip <= 1000
-        self.page = spec.limits.bucket_small_page if self._few else spec.limits.bucket_page
+        self.page = BUCKET_SMALL_PAGE if self._few else spec.limits.bucket_page
         self.done = False
         self._held: list[Raw] = []
         # The series of the readings that are held, where no order was asked for.
@@ -142,7 +147,7 @@ class Reader:
 
     def _keep_few(self) -> None:
         """Forget held readings that will not be emitted; refuses to hold too many."""
-        most = self.spec.limits.bucket_held_max
+        most = BUCKET_HELD_MAX
         if self.remaining is not None:
             few = self.skip + self.remaining
             if len(self._held) > 2 * few + 1000:

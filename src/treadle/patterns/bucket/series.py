@@ -24,6 +24,9 @@ from treadle.plan import Plan, Raw, find
 from treadle.query.paths import value_at
 from treadle.query.safety import clean
 
+# Buckets in one summary.
+BUCKET_SUMMARIES_MAX = 1_000_000
+
 NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
 
 
@@ -154,7 +157,7 @@ def summary(spec: Spec, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
         _series(spec, key, start, end).buckets,
         {names.start: 1, names.end: 1, names.count: 1, names.stats: 1, "_id": 0},
         sort=[(names.start, 1)],
-        limit=spec.limits.bucket_summaries_max,
+        limit=BUCKET_SUMMARIES_MAX,
         naive=True,
         allow_disk_use=True,
     )

@@ -30,6 +30,9 @@ from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.paths import ARRAYS, resolve
 
+# Keys whose hashes are remembered.
+BUCKET_KEYS_MAX = 50_000
+
 SEQUENCE = f"{RESERVED}.sequence"
 NEXT = f"{RESERVED}.next"
 CLOSED = f"{RESERVED}.closed"
@@ -147,7 +150,7 @@ class Spec:
         known = self.known(values)
         number = self._hashes.get(known)
         if number is None:
-            if len(self._hashes) >= self.limits.bucket_keys_max:
+            if len(self._hashes) >= BUCKET_KEYS_MAX:
                 self._hashes.clear()
             encoded = bson.encode({"": list(values)}, codec_options=CODEC_OPTIONS)
             digest = hashlib.blake2b(encoded, digest_size=8).digest()

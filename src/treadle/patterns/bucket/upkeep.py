@@ -20,7 +20,7 @@ from treadle.graph.outcomes import Action, Finding, Progress, Report, resting
 from treadle.model.document import Document
 from treadle.model.logs import logger
 from treadle.patterns.bucket import prepare
-from treadle.patterns.bucket.adoption import BucketAdoption
+from treadle.patterns.bucket.adoption import BUCKET_UPKEEP_ATTEMPTS_MAX, BucketAdoption
 from treadle.patterns.bucket.changing import Changer
 from treadle.patterns.bucket.contents import guard, parts_of, readings_of, start_of, window_of
 from treadle.patterns.bucket.matching import Opened
@@ -32,6 +32,9 @@ from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
+
+# Buckets that are verified or rebuilt at a time.
+BUCKET_UPKEEP_PAGE = 50
 
 D = TypeVar("D", bound=Document)
 
@@ -47,7 +50,6 @@ class BucketUpkeep(Layout[D]):
         self.spec = spec
         self.entry = spec.entry
         self.collection = spec.collection
-        self.limits = spec.limits
         self.changer = Changer(spec)
         self.writer = self.changer.writer
 
@@ -99,7 +101,7 @@ class BucketUpkeep(Layout[D]):
         """Visit each bucket, page by page; the sum of what the visits return."""
         total = (yield from count_documents(self.collection, {})) if report else 0
         done = result = 0
-        page = self.limits.bucket_upkeep_page
+        page = BUCKET_UPKEEP_PAGE
         scan = Scan(self.collection, {}, page, label=self.spec.label, note=note)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
@@ -212,7 +214,7 @@ class BucketUpkeep(Layout[D]):
     def _mend(self, bucket: Raw) -> Plan[bool]:
         """Make one bucket what its readings say, if it is not; readings of other windows move there."""
         spec = self.spec
-        for attempt in range(self.limits.bucket_upkeep_attempts_max):
+        for attempt in range(BUCKET_UPKEEP_ATTEMPTS_MAX):
             current = (yield from find_one(self.collection, by_id(bucket["_id"]))) if attempt else bucket
             findings = [] if current is None else (yield from self._examine(current))
             if current is None or not findings:

@@ -28,7 +28,6 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.errors import DataError, PartlyDone, TreadleError, UsageError
-from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
 from treadle.patterns.bucket.contents import (
     aggregate_of,
@@ -37,7 +36,7 @@ from treadle.patterns.bucket.contents import (
     stats_of,
     values_of,
 )
-from treadle.patterns.bucket.grouping import Batch, part_of, split_large
+from treadle.patterns.bucket.grouping import BUCKET_BYTES_MAX, Batch, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, moment, state
 from treadle.plan import Plan, Raw, bulk_write, find, insert_many, transact, update_one, wait
@@ -52,6 +51,21 @@ from treadle.plan.server_errors import (
     translate,
 )
 from treadle.query.keys import freeze
+
+# Buckets that are written in one command.
+BUCKET_OPERATIONS_MAX = 5_000
+# Buckets that are written in one transaction.
+BUCKET_TOGETHER_MAX = 1_000
+# Windows whose last bucket is remembered.
+BUCKET_REMEMBERED_MAX = 20_000
+# Calls that do without a transaction after one was in vain.
+BUCKET_ALONE_MAX = 256
+# Attempts to add readings.
+BUCKET_ATTEMPTS_MAX = 500
+# The first pause between two attempts to add.
+BUCKET_PAUSE_SECONDS = 0.001
+# The longest of both.
+BUCKET_PAUSE_MAX_SECONDS = 0.05
 
 R = TypeVar("R")
 
@@ -70,7 +84,6 @@ class Writer:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.limits = spec.limits
         self.collection = spec.collection
         self.placer = Placer(spec, self.remember)
         # Of a window: the last bucket, and how many readings it has at least.
@@ -95,7 +108,7 @@ class Writer:
     def _append(
         self, batches: Sequence[Batch], done: list[int], *, careful: bool, together: bool
     ) -> Plan[list[int]]:
-        spec, limits = self.spec, self.limits
+        spec = self.spec
         duplicates: list[int] = []
         careful = careful or spec.unique is not None or spec.span is None
         pending: list[Batch] = []
@@ -108,10 +121,10 @@ class Writer:
         if any(batch.fresh for batch in located):
             located = yield from self._write_fresh(located, done)
         # Whether they gain by a transaction, and are not too much for one.
-        few = TOGETHER_MIN <= len(located) <= limits.bucket_together_max
-        if together and not careful and few and sum(each.size for each in located) <= limits.bucket_bytes_max:
+        few = TOGETHER_MIN <= len(located) <= BUCKET_TOGETHER_MAX
+        if together and not careful and few and sum(each.size for each in located) <= BUCKET_BYTES_MAX:
             located = yield from self._write_together(located, done)
-        for attempt in range(limits.bucket_attempts_max):
+        for attempt in range(BUCKET_ATTEMPTS_MAX):
             later: list[Batch] = []
             for batch in pending:
                 now, rest = yield from self.placer.locate(batch, duplicates)
@@ -123,9 +136,9 @@ class Writer:
                 return duplicates
             if failed:
                 # Others were quicker; each time one of them got on.
-                yield from pause(attempt, limits.bucket_pause_seconds, limits)
+                yield from pause(attempt, BUCKET_PAUSE_SECONDS)
         raise DataError(
-            f"readings of {spec.label} found no bucket in {limits.bucket_attempts_max} attempts; "
+            f"readings of {spec.label} found no bucket in {BUCKET_ATTEMPTS_MAX} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
@@ -152,7 +165,7 @@ class Writer:
 
     def remember(self, batch: Batch, count: int) -> None:
         """Note that a batch goes into a bucket with so many readings."""
-        if len(self._last) >= self.limits.bucket_remembered_max:
+        if len(self._last) >= BUCKET_REMEMBERED_MAX:
             self._last.clear()
         name = self.spec.known(batch.outer), batch.start
         self._last[name] = batch.sequence, count + len(batch.readings)
@@ -184,7 +197,7 @@ class Writer:
             self._alone_next = 0
             return []
         # Each time twice as many calls do without a transaction.
-        self._alone = self._alone_next = min(self.limits.bucket_alone_max, 2 * self._alone_next or 1)
+        self._alone = self._alone_next = min(BUCKET_ALONE_MAX, 2 * self._alone_next or 1)
         return batches
 
     def _append_all(self, batches: Sequence[Batch], buckets: Mapping[Any, Raw] = NO_BUCKETS) -> Plan[None]:
@@ -239,7 +252,7 @@ class Writer:
 
     def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
         """As many as one command carries."""
-        most = self.limits.bucket_operations_max
+        most = BUCKET_OPERATIONS_MAX
         return (batches[at : at + most] for at in range(0, len(batches), most))
 
     def _write_fresh(self, batches: Sequence[Batch], done: list[int]) -> Plan[list[Batch]]:
@@ -383,10 +396,10 @@ def _place(outer: Sequence[Any], start: int | None, sequence: int | None) -> Any
     return (*map(freeze, outer), start, sequence or 0)
 
 
-def pause(attempt: int, seconds: float, limits: Limits) -> Plan[None]:
+def pause(attempt: int, seconds: float) -> Plan[None]:
     """Wait for other writers after an attempt in vain, from the fourth on and longer each time."""
     if attempt > 2:
-        yield from wait(min(limits.bucket_pause_max_seconds, seconds * 1.5 ** (attempt - 3)))
+        yield from wait(min(BUCKET_PAUSE_MAX_SECONDS, seconds * 1.5 ** (attempt - 3)))
 
 
 def partly(label: str, done: Sequence[int], plan: Plan[R]) -> Plan[R]:

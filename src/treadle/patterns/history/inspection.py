@@ -15,6 +15,9 @@ from treadle.patterns.history.rows import HEAD, MILLISECOND, OPEN, HistoryRows, 
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, transact, update_one
 from treadle.query.keys import distinct, freeze
 
+# Documents whose rows do not follow each other that verify names.
+HISTORY_DISORDER_MAX = 1_000
+
 PATH = "history"
 DISK = {"allowDiskUse": True}
 
@@ -84,7 +87,7 @@ def _suspicious(rule: HistoryRows) -> list[Raw]:
         {"$setWindowFields": window},
         {"$match": {"$expr": {"$or": wrong}}},
         {"$group": {"_id": "$document_id"}},
-        {"$limit": rule.limits.history_disorder_max},
+        {"$limit": HISTORY_DISORDER_MAX},
     ]
 
 
@@ -111,7 +114,7 @@ def _orphans(rule: HistoryRows) -> list[Raw]:
 
 def _suspects(rule: HistoryRows) -> Plan[list[Any]]:
     """The ids of documents whose rows may be wrong, as far as they are named at once."""
-    most, keys = rule.limits.history_disorder_max, list[Any]()
+    most, keys = HISTORY_DISORDER_MAX, list[Any]()
     keys += [row["_id"] for row in (yield from aggregate(rule.collection, _suspicious(rule), **DISK))]
     gone = yield from aggregate(rule.collection, [*_orphans(rule), {"$limit": most}], **DISK)
     return distinct([*keys, *(row["_id"] for row in gone)])

@@ -22,6 +22,17 @@ from treadle.patterns.outlier.writes import ArrayWork, Extend, Remove
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, server_facts, wait
 from treadle.plan.server_errors import SNAPSHOT_TOO_OLD, SNAPSHOT_UNAVAILABLE
 
+# Pages of overflow that are read at a time.
+ARRAY_PAGES_MAX = 4
+# Items at a time where each is a document.
+ARRAY_DOCUMENTS_MAX = 1_000
+# Size= of page().
+ARRAY_PAGE_MAX = 100_000
+# Attempts to read a collection that was made just now.
+ARRAY_ATTEMPTS_MAX = 50
+# The pause between two.
+ARRAY_PAUSE_SECONDS = 0.02
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,8 +42,7 @@ def steadily(read: Callable[Concatenate[Any, P], Plan[R]]) -> Callable[Concatena
 
     @functools.wraps(read)
     def plan(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Plan[R]:
-        limits = self.rule.limits
-        for _ in range(limits.array_attempts_max - 1):
+        for _ in range(ARRAY_ATTEMPTS_MAX - 1):
             try:
                 return (yield from read(self, *arguments, **options))
             except OperationFailure as error:
@@ -44,7 +54,7 @@ def steadily(read: Callable[Concatenate[Any, P], Plan[R]]) -> Callable[Concatena
                     ) from error
                 if error.code != SNAPSHOT_UNAVAILABLE:
                     raise
-            yield from wait(limits.array_pause_seconds)
+            yield from wait(ARRAY_PAUSE_SECONDS)
         return (yield from read(self, *arguments, **options))
 
     return plan
@@ -127,7 +137,7 @@ class ArrayHandle:
     @steadily
     def page(self, number: int, size: int) -> Plan[list[Any]]:
         """The items of one page of the caller's own size, counted from 1."""
-        for name, value, most in (("number", number, None), ("size", size, self.rule.limits.array_page_max)):
+        for name, value, most in (("number", number, None), ("size", size, ARRAY_PAGE_MAX)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
                 limit = f" to {most:,}" if most else ""
                 raise UsageError(
@@ -191,7 +201,7 @@ class ArrayReader:
             self._moves = rule.value(owner, rule.moves_path)
             self.over = not rule.flagged(owner)
             return rule.load(rule.embedded(owner))
-        many = rule.limits.array_pages_max if rule.layout == "page" else rule.limits.array_documents_max
+        many = ARRAY_PAGES_MAX if rule.layout == "page" else ARRAY_DOCUMENTS_MAX
         pages = yield from find(rule.collection, self._rest, sort=[(rule.order, 1)], limit=many)
         items = [item for each in pages for item in rule.contents(each)]
         self.over = len(pages) < many

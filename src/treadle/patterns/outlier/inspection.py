@@ -17,6 +17,11 @@ from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_on
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
+# Overflow documents without an owner that verify names.
+ARRAY_ORPHANS_MAX = 1_000
+# Items of one array, stored twice, that verify names.
+ARRAY_REPEATED_MAX = 10
+
 
 def examine(rule: OutlierFields, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """What is wrong with the arrays of these documents, read up to one item beyond the limit."""
@@ -105,7 +110,7 @@ def _repeated_in_overflow(rule: OutlierFields, document: Raw) -> Plan[list[Any]]
         *([{"$unwind": f"${rule.field}"}] if rule.layout == "page" else []),
         {"$group": {"_id": f"${rule.content}", **group}},
         {"$match": {"$or": [{"n": {"$gt": 1}}, {"embedded": 1}]}},
-        {"$limit": rule.target.limits.array_repeated_max},
+        {"$limit": ARRAY_REPEATED_MAX},
     ]
     rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
     return [row["_id"] for row in rows]
@@ -175,7 +180,7 @@ def _orphans(rule: OutlierFields) -> Plan[list[Raw]]:
         {"$lookup": lookup},
         {"$match": {"owner": []}},
         {"$project": {"n": 1}},
-        {"$limit": rule.limits.array_orphans_max},
+        {"$limit": ARRAY_ORPHANS_MAX},
     ]
     return (yield from aggregate(rule.collection, stages, allowDiskUse=True))
 

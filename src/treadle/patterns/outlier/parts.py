@@ -18,6 +18,7 @@ from pymongo import DeleteMany, InsertOne, ReplaceOne
 from treadle.engine.touches import touching
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, distinct, first_of_each
+from treadle.patterns.outlier.handle import ARRAY_PAGES_MAX
 from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_one
 from treadle.query.keys import freeze
@@ -141,7 +142,7 @@ def refill(move: Move, left: Sequence[Any]) -> Plan[None]:
     room = 0 if full else rule.limits.array_bytes_max - sum(map(weight, embedded))
     condition = rule.owned(move.owner["_id"])
     while overflowing and len(embedded) < rule.refilled and not full:
-        many = rule.limits.array_pages_max
+        many = ARRAY_PAGES_MAX
         if rule.layout == "documents":
             many = rule.refilled - len(embedded) + len(move.gone)
         pages = yield from find(rule.collection, condition, sort=[(rule.order, 1)], limit=many)

@@ -13,13 +13,19 @@ from treadle.patterns.tree.reads import nodes_by_key
 from treadle.plan import Plan
 from treadle.query.keys import freeze
 
+# Nodes that are checked at a time.
+TREE_CHECK_MAX = 10_000
+# Nodes that insert_many stores without looking at how deep they stand.
+TREE_FLAT_MAX = 100
+# Entries of ancestor arrays that it stores in one commit.
+TREE_ANCESTORS_MAX = 100_000
+
 D = TypeVar("D", bound=Document)
 
 
 def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[list[D], list[Any]]]]:
     """A bulk load in pieces, in an order in which each node finds its parent; with the parents to state."""
-    limits = tree.entry.limits
-    deep = tree.ancestors is not None and len(documents) > limits.tree_flat_max
+    deep = tree.ancestors is not None and len(documents) > TREE_FLAT_MAX
     if len(documents) <= most and not deep:
         return [(list(documents), [UNSTATED] * len(documents))] if documents else []
     pieces: list[tuple[list[D], list[Any]]] = []
@@ -28,7 +34,7 @@ def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[
         # A node of a deep tree has many ancestors, each with an entry in the index.
         if not room or (tree.ancestors is not None and depth > entries):
             pieces.append(([], []))
-            room, entries = most, limits.tree_ancestors_max
+            room, entries = most, TREE_ANCESTORS_MAX
         pieces[-1][0].append(document)
         pieces[-1][1].append(parent)
         room -= 1
@@ -46,7 +52,7 @@ def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[list[tuple[D, Any, int]
     parents = yield from parents_of(tree, raws, [UNSTATED] * len(raws))
     order = [freeze(raw["_id"]) for raw in parents_first(tree, raws, parents)]
     depths: dict[Any, int] = {}
-    most = tree.entry.limits.tree_check_max
+    most = TREE_CHECK_MAX
     # A parent that does not exist is refused before the first piece is written.
     outside = parents_outside(raws, parents)
     for start in range(0, len(outside), most):

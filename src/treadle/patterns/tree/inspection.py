@@ -34,6 +34,9 @@ from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
+# How often repair lets large moves finish first.
+TREE_ATTEMPTS_MAX = 20
+
 
 def order_of(key: Any) -> bytes:
     """Something by which ids of any type have one order, the same in every process."""
@@ -248,15 +251,14 @@ def examine(tree: Tree, documents: Sequence[Raw]) -> Plan[list[Finding]]:
 
 def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
     """Give nodes what the truth says; the ids of those that changed."""
-    limits = tree.entry.limits
 
     def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
         """Mend, but not during a large move: paths alone do not show that it is half done."""
-        for _ in range(limits.tree_attempts_max):
+        for _ in range(TREE_ATTEMPTS_MAX):
             mend = partial(_mend, graph, server, tree, some)
             try:
                 # As one item, which is never cut: a second attempt has the tree to itself.
-                return (yield from transact(attempting(limits, mend, partial(state.lock_idle, tree), 1)))
+                return (yield from transact(attempting(mend, partial(state.lock_idle, tree), 1)))
             except state.TreeBusy:
                 yield from finish(tree, graph, server)
         raise state.TreeBusy(tree)  # pragma: no cover
@@ -266,7 +268,7 @@ def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any
         yield from set_aside(tree.rules[0].place.label, tree.collection, key, error)
         return []
 
-    return (yield from in_pieces(limits, keys, attempt, alone))
+    return (yield from in_pieces(keys, attempt, alone))
 
 
 def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:

@@ -14,6 +14,7 @@ from treadle.engine.deletes import check_restrictions, delete_documents, restric
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
+from treadle.patterns.tree.bulk import TREE_CHECK_MAX
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.reads import first_key, parent_of
@@ -93,7 +94,7 @@ def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
         return
     above = work["path_to"]
     depth = len(split(own) or []) + 1
-    last, end, most = own, below(own)["$lt"], tree.entry.limits.tree_check_max
+    last, end, most = own, below(own)["$lt"], TREE_CHECK_MAX
     while True:
         condition = {tree.path: {"$gt": last, "$lt": end, **at_most(depth)}}
         children = yield from find(

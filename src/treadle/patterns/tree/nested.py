@@ -14,10 +14,14 @@ from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.patterns.tree import reads
 from treadle.patterns.tree.fields import Tree, node_missing
+from treadle.patterns.tree.reads import TREE_BATCH
 from treadle.patterns.tree.segments import path_above
 from treadle.plan import Plan, Raw, Read, by_id, find, find_one
 from treadle.query.keys import freeze
 from treadle.query.safety import Sort, sort_keys
+
+# Nodes that nested() gives at once.
+TREE_NESTED_MAX = 100_000
 
 D = TypeVar("D", bound=Document)
 
@@ -52,7 +56,7 @@ def nested(
     """A node and all below it, as one structure."""
     links = (yield from _skeleton(tree, key, max_depth, sort)).links()
     keys = [key, *(child for _, child in links)]
-    most = tree.entry.limits.tree_nested_max
+    most = TREE_NESTED_MAX
     if len(keys) > most:
         raise DataError(
             f"the subtree has {len(keys):,} nodes, more than the {most:,} that nested() gives at once; give "
@@ -107,7 +111,7 @@ def _at_once(tree: Tree, top: Raw, max_depth: int | None, sort: Sort | None, kno
 def _by_levels(tree: Tree, max_depth: int | None, sort: Sort | None, known: Skeleton) -> Plan[None]:
     """By the parents, or the child lists, of one level after another."""
     level, seen, depth = [known.top], {freeze(known.top)}, 0
-    most = tree.entry.limits.tree_batch
+    most = TREE_BATCH
     while level and (max_depth is None or depth < max_depth):
         lower: list[Any] = []
         for start in range(0, len(level), most):

@@ -15,6 +15,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Changes
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
+from treadle.patterns.tree.bulk import TREE_CHECK_MAX
 from treadle.patterns.tree.fields import ABOVE, MOVING, UNSTATED, Tree, not_rebuilt, parent_missing
 from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child, parent_of
 from treadle.patterns.tree.rewriting import (
@@ -171,7 +172,7 @@ def _resolve_paths(
     above = {own: parent for own, path in by_path.items() if (parent := path_above(path)) is not None}
     known = {by_path[own]: raw["_id"] for raw in raws if (own := freeze(raw["_id"])) in by_path}
     unknown = sorted({path for path in above.values() if path not in known})
-    most = tree.entry.limits.tree_check_max
+    most = TREE_CHECK_MAX
     for start in range(0, len(unknown), most):
         condition = {tree.roles["path"]: {"$in": unknown[start : start + most]}}
         rows = yield from find(tree.collection, tree.living(condition), tree.projection)

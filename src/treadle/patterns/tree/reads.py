@@ -23,6 +23,15 @@ from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
 from treadle.query.keys import freeze
 from treadle.query.safety import Sort, sort_keys
 
+# Nodes whose children are read at a time.
+TREE_BATCH = 1_000
+# Subtrees that are read at a time by their paths.
+TREE_RANGES_BATCH = 100
+# Levels that $graphLookup is asked for; deeper ones are read by batches.
+TREE_GRAPH_LEVELS = 3
+# Levels after which a tree is taken for a cycle.
+TREE_DEPTH_MAX = 10_000
+
 Stream: TypeAlias = "Read | Levels | list[Raw]"
 NODE = "__treadle_node"
 DEPTH = "__treadle_depth"
@@ -51,7 +60,6 @@ class Pending:
 
     def __init__(self, stream: Levels) -> None:
         self._stream = stream
-        self._limits = stream.tree.entry.limits
         self._by_parent = "parent" in stream.tree.lead
         # Per level what its nodes are found by: ids of their parents, or their own ids.
         self._levels: list[list[Any]] = []
@@ -60,7 +68,7 @@ class Pending:
 
     def add_first(self, raws: Sequence[Raw]) -> None:
         """Note what is below the deepest of the nodes that `$graphLookup` found."""
-        self._depth = self._limits.tree_graph_levels
+        self._depth = TREE_GRAPH_LEVELS
         self.add([raw for raw in raws if raw.pop(DEPTH) == self._depth - 1])
 
     def add(self, raws: Sequence[Raw]) -> None:
@@ -86,10 +94,10 @@ class Pending:
             self._levels.pop()
         if not self._levels:
             return None
-        last, most = self._levels[-1], self._limits.tree_batch
+        last, most = self._levels[-1], TREE_BATCH
         batch, last[:] = last[-most:], last[:-most]
         self._depth = len(self._levels)
-        if self._depth > self._limits.tree_depth_max:
+        if self._depth > TREE_DEPTH_MAX:
             raise cycle_error(self._stream.tree)
         tree = self._stream.tree
         if self._by_parent:
@@ -221,7 +229,7 @@ def descendants(
         return (yield from _below_path(tree, key, max_depth, sort, limit))
     if sort or limit:
         return _aggregate(tree, _graph(tree, key, max_depth), sort, limit)
-    most = tree.entry.limits.tree_graph_levels
+    most = TREE_GRAPH_LEVELS
     levels = most if max_depth is None else min(max_depth, most)
     read = _aggregate(tree, _graph(tree, key, levels, depthField=DEPTH), None, None)
     return Levels(tree, key, _in_few_replies(read), max_depth)
@@ -285,7 +293,7 @@ def keys_below(
     level = [key]
     # Raw writes may have made cycles, and this must end all the same.
     seen = {freeze(key)}
-    depth, most = 0, tree.entry.limits.tree_batch
+    depth, most = 0, TREE_BATCH
     while level and (max_depth is None or depth < max_depth) and (limit is None or len(keys) < limit):
         lower: list[Any] = []
         for start in range(0, len(level), most):
@@ -441,7 +449,7 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
         # In this order a node comes right before all that is below it.
         if not tops or not own.startswith(tops[-1]):
             tops.append(own)
-    most = tree.entry.limits.tree_ranges_batch
+    most = TREE_RANGES_BATCH
     for start in range(0, len(tops), most):
         ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + most]]
         rows = yield from find(tree.collection, tree.living({"$or": ranges}), {"_id": 1}, limit=len(keys) + 1)

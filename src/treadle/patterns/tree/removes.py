@@ -16,6 +16,7 @@ from treadle.errors import UsageError
 from treadle.graph.calls import Children
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import state
+from treadle.patterns.tree.bulk import TREE_CHECK_MAX
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.lifts import lift, lift_work
 from treadle.patterns.tree.pace import Pace, Step
@@ -23,6 +24,11 @@ from treadle.patterns.tree.reads import below_batch, cycle_error, descendants, k
 from treadle.plan import Plan, Raw, by_id, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
+
+# Nodes that are removed in one transaction.
+TREE_REMOVE_MAX = 2_000
+# Nodes at a time of more.
+TREE_REMOVE_CHUNK = 1_000
 
 _ALL = 1_000_000_000
 
@@ -48,7 +54,7 @@ class Remove(Work[int]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         self.token = None
-        limit = _ALL if ledger.whole else self.entry.limits.tree_remove_max + 1
+        limit = _ALL if ledger.whole else TREE_REMOVE_MAX + 1
         tree = self.tree
         node = yield from state.lock_node(tree, self.key, ledger)
         if self.mode == "subtree":
@@ -78,7 +84,7 @@ class Remove(Work[int]):
         if not restricting(self.entry):
             return
         keys = yield from keys_below(self.tree, self.key)
-        most = self.entry.limits.tree_check_max
+        most = TREE_CHECK_MAX
         for start in range(0, len(keys), most):
             some = {"_id": {"$in": keys[start : start + most]}}
             yield from check_restrictions(
@@ -109,7 +115,7 @@ def remove_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]
 
 def _leaves(tree: Tree, key: Any) -> Plan[list[Any]]:
     """Some nodes of a subtree that have no children; the node itself when it is the last."""
-    most = tree.entry.limits.tree_remove_chunk
+    most = TREE_REMOVE_CHUNK
     if "path" in tree.lead and "parent" not in tree.lead:
         # Backwards along the paths, where whatever is below a node comes before it.
         stream = yield from descendants(tree, key, sort=[(tree.roles["path"], -1)], limit=most)

@@ -23,6 +23,9 @@ from treadle.model.logs import logger
 from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
 
+# Large moves and removals whose outcome is remembered for their callers.
+TREE_ENDED_MAX = 50
+
 COLLECTION = "treadle.trees"
 
 log = logger(__name__)
@@ -124,7 +127,7 @@ def pass_over(tree: Tree, token: Any, key: Any, path: str | None) -> Plan[None]:
 
 def end(tree: Tree, token: Any, done: int = 0, stopped: str | None = None) -> Plan[None]:
     """Release work that is done or cannot proceed; its outcome is kept for a while."""
-    total, most = {"$add": ["$owed.done", done]}, tree.entry.limits.tree_ended_max
+    total, most = {"$add": ["$owed.done", done]}, TREE_ENDED_MAX
     ended = {"token": "$owed.token", "done": total, "stopped": {"$literal": stopped}}
     latest = {"$slice": [{"$concatArrays": [[ended], {"$ifNull": ["$ended", []]}]}, most]}
     yield from update_one(

@@ -24,6 +24,11 @@ from treadle.patterns.tree.removes import remove_some
 from treadle.plan import Plan, by_id, find_one, transact
 from treadle.plan.capabilities import Capabilities
 
+# Nodes at a time of a larger one.
+TREE_MOVE_CHUNK = 2_000
+# Nodes that a large move passes over because they cannot be written.
+TREE_PASSED_MAX = 1_000
+
 STEPS = {"move": move_some, "lift": lift_some, "remove": remove_some}
 
 
@@ -32,7 +37,7 @@ def finish(tree: Tree, graph: Graph, server: Capabilities) -> Plan[None]:
     work = yield from state.pending(tree)
     if work is None:
         return
-    token, pace, ended = work["token"], Pace(tree.entry.limits.tree_move_chunk), False
+    token, pace, ended = work["token"], Pace(TREE_MOVE_CHUNK), False
     while not ended:
         try:
             ended = yield from transact(lambda: chunk(tree, graph, server, token, pace))
@@ -69,7 +74,7 @@ def _pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]
     work = yield from state.pending(tree)
     if work is None or work["token"] != token:
         return
-    if len(work.get("passed") or []) >= tree.entry.limits.tree_passed_max:
+    if len(work.get("passed") or []) >= TREE_PASSED_MAX:
         raise error
     yield from set_aside(tree.rules[0].place.label, tree.collection, key, error)
     path: str | None = None

@@ -18,6 +18,9 @@ from treadle.store import shell
 from treadle.store.background import repeating
 from treadle.store.blocking.writer import Writer
 
+# How often the worker and run_due renew a lease within its time.
+LEASE_RENEWALS = 3
+
 
 def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[upkeep.schedule.Ran]:
     """Do what is due."""
@@ -29,7 +32,7 @@ def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[upkee
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )
-        seconds = store.graph.limits.schedule_lease_seconds / store.graph.limits.lease_renewals
+        seconds = store.graph.limits.schedule_lease_seconds / LEASE_RENEWALS
         try:
             with repeating(seconds, lambda: store.runner.run(scheduler.lease.renew())):
                 return store.runner.run(scheduler.run_due(now, dry_run), session)

@@ -53,6 +53,11 @@ from treadle.store.combine import Combiner
 from treadle.store.deadline import Retries
 from treadle.store.ended import Transactions
 
+# How long a transaction that failed is given to let go of its documents.
+ABORT_SECONDS = 0.5
+# How long its caller waits, if there is time, where that was not heard.
+LET_GO_SECONDS = 3.0
+
 R = TypeVar("R")
 Session = ClientSession | None
 ABANDONED_MAX = 1_000
@@ -341,13 +346,13 @@ class Runner:
         waits = deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
         if waits or cut_off:
             # The driver needs half a second to find a server again whose connection was lost.
-            with deadline.instead(self._limits.let_go_seconds):
+            with deadline.instead(LET_GO_SECONDS):
                 self._end_abandoned()
 
     def end_refused(self, session: ClientSession) -> None:
         """Let nothing of a caller's transaction be committed, of which a call was refused half way."""
         self.transactions.end(session)
-        with contextlib.suppress(PyMongoError), deadline.instead(self._limits.abort_seconds):
+        with contextlib.suppress(PyMongoError), deadline.instead(ABORT_SECONDS):
             # By the server, as after an error of its own: the driver goes on as if it were open.
             self.database.client.admin.command("abortTransaction", session=session)
 

@@ -351,7 +351,7 @@ class Store(Operations):
                     yield session
                 self.runner.transactions.require_open(session)
             except BaseException as error:
-                abort(session, self.graph.limits, error)
+                abort(session, error)
                 self.runner.let_go(session, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None

@@ -24,6 +24,7 @@ from treadle.plan.server_errors import (
     lacks_sessions,
 )
 from treadle.store import deadline, shell, turn
+from treadle.store.blocking.runner import ABORT_SECONDS
 from treadle.store.deadline import Retries
 
 R = TypeVar("R")
@@ -41,7 +42,7 @@ def in_transaction(session: ClientSession, work: Callable[[ClientSession], R], l
                 commit(session, retries)
             return result
         except BaseException as error:
-            abort(session, limits, error)
+            abort(session, error)
             if retries.over() or not _may_run_again(error):
                 raise
             turn.note_conflict()
@@ -73,7 +74,7 @@ def commit(session: ClientSession, retries: Retries) -> None:
         time.sleep(retries.pause(random.random()))
 
 
-def abort(session: ClientSession, limits: Limits, error: BaseException | None = None) -> None:
+def abort(session: ClientSession, error: BaseException | None = None) -> None:
     """Let go of what a transaction holds, even where its caller's time is over."""
     if not session.in_transaction:
         return
@@ -81,7 +82,7 @@ def abort(session: ClientSession, limits: Limits, error: BaseException | None = 
     unreachable = isinstance(error, ServerSelectionTimeoutError)
     with (
         contextlib.suppress(PyMongoError),
-        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else limits.abort_seconds),
+        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
     ):
         session.abort_transaction()
 

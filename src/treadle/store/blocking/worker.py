@@ -26,7 +26,12 @@ from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_passing
 from treadle.store import shell
 from treadle.store.background import on_terminate, repeating
+from treadle.store.blocking.due import LEASE_RENEWALS
 from treadle.store.blocking.writer import Writer
+from treadle.upkeep.stream import WORKER_AWAIT_SECONDS, WORKER_BACKOFF_SECONDS
+
+# How long run_until_idle waits for another worker.
+WORKER_WAIT_SECONDS = 60.0
 
 
 class Worker:
@@ -81,7 +86,7 @@ class Worker:
     def _server(self) -> Capabilities | None:
         """What the server can do; waits for a primary as one that works does, None if told to stop."""
         limits = self._store.graph.limits
-        pause = limits.worker_backoff_seconds
+        pause = WORKER_BACKOFF_SECONDS
         while not self._stopping:
             try:
                 # Not for as long as a client waits for a server: SIGTERM may come meanwhile.
@@ -93,7 +98,7 @@ class Worker:
                     raise
                 log.warning("the worker waits for a primary: %s", error)
             time.sleep(pause)
-            pause = min(pause * 2, limits.worker_await_seconds)
+            pause = min(pause * 2, WORKER_AWAIT_SECONDS)
         return None
 
     @contextmanager
@@ -104,7 +109,7 @@ class Worker:
         with client.start_session() as session, self._store._owning() as owner:
             follower = self._following(server, session, owner)
             # The lease runs out by itself if the server cannot be reached.
-            seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
+            seconds = follower.limits.worker_lease_seconds / LEASE_RENEWALS
             renewing = repeating(seconds, lambda: self._store.runner.run(follower.tend()))
             with renewing:
                 yield follower, session
@@ -125,9 +130,9 @@ def _until_idle(follower: upkeep.stream.Follower) -> Plan[int]:
     """Lead, catch up, resign."""
     waited, limits = 0.0, follower.limits
     while not (yield from follower.lead()):
-        if waited >= limits.worker_wait_seconds:
+        if waited >= WORKER_WAIT_SECONDS:
             raise DataError(
-                f"another worker has been leading for {limits.worker_wait_seconds:.0f} s; it does this work, "
+                f"another worker has been leading for {WORKER_WAIT_SECONDS:.0f} s; it does this work, "
                 "or ask it to stop",
                 code="lease-busy",
             )

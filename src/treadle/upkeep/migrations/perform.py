@@ -49,6 +49,21 @@ from treadle.upkeep.migrations.run import (
     write_each,
 )
 
+# Documents at a time where others follow.
+MIGRATION_FOLLOWED_BATCH = 100
+# Passes over a collection that is written meanwhile.
+MIGRATION_PASSES_MAX = 20
+# Attempts at a batch that others keep changing.
+MIGRATION_ROUNDS_MAX = 10
+# Documents that a dry run shows.
+MIGRATION_SAMPLES = 3
+# Documents among which it looks for them.
+MIGRATION_SAMPLED_MAX = 100
+# The pause after a conflict.
+MIGRATION_PAUSE_SECONDS = 0.005
+# Larger documents are sent alone after a refusal.
+MIGRATION_LARGE_BYTES = 4 * 1024 * 1024
+
 # -- the run ------------------------------------------------------------------------------------
 
 
@@ -90,7 +105,7 @@ def _passes(run: Run) -> Plan[bool]:
     last = noted.get("after") if noted.get("key") == run.key and not run.options.retry else None
     if run.options.report and not run.total:
         run.total = yield from count_documents(run.entry.collection, run.stale)
-    for _ in range(run.limits.migration_passes_max):
+    for _ in range(MIGRATION_PASSES_MAX):
         before = run.done
         if not (yield from _pass(run, last)):
             return False
@@ -102,7 +117,7 @@ def _passes(run: Run) -> Plan[bool]:
             return True
         if run.done == before:
             # Writers of the other version were quicker everywhere; give them a moment.
-            yield from wait(run.limits.migration_pause_seconds * 10)
+            yield from wait(MIGRATION_PAUSE_SECONDS * 10)
     return False
 
 
@@ -159,7 +174,7 @@ def _note(run: Run, last: list[Any] | None) -> Plan[None]:
 def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Migrate the next documents; the last id and their number, None where there are no more."""
     batch = run.options.batch
-    size = run.options.sized(min(batch, run.limits.migration_followed_batch) if run.followed else batch)
+    size = run.options.sized(min(batch, MIGRATION_FOLLOWED_BATCH) if run.followed else batch)
     page = matching(run.entry.collection, run.stale, last, size)
     unread: list[Unreadable] = []
     fresh, reached = yield from readable_page(run.label, page, last, unread.append)
@@ -185,7 +200,7 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
     """Convert documents and write them back; those that changed meanwhile again, a few times."""
     pending = list(documents)
     checked = False
-    for attempt in range(run.limits.migration_rounds_max):
+    for attempt in range(MIGRATION_ROUNDS_MAX):
         converted = yield from _convertible(run, pending, checked)
         writes = [
             (each.before["_id"], write) for each in converted if (write := guarded_write(each)) is not None
@@ -206,7 +221,7 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         keys = [each.before["_id"] for each in converted]
         pending = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
         pending = yield from _without_set_aside(run, pending)
-        yield from wait(run.limits.migration_pause_seconds * attempt)
+        yield from wait(MIGRATION_PAUSE_SECONDS * attempt)
     # Left for the next pass: somebody writes them all the time.
 
 
@@ -217,7 +232,7 @@ def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list
     for raw, outcome in zip(documents, outcomes, strict=True):
         if isinstance(outcome, DataError):
             yield from put_aside(run, raw["_id"], str(outcome))
-        elif not checked or _plain(outcome, run.limits.migration_large_bytes):
+        elif not checked or _plain(outcome, MIGRATION_LARGE_BYTES):
             converted.append(outcome)
         else:
             yield from _alone(run, outcome)
@@ -277,7 +292,7 @@ def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         yield from put_aside(run, raw["_id"], reason)
         return []
 
-    yield from in_pieces(run.limits, documents, attempt, alone)
+    yield from in_pieces(documents, attempt, alone)
 
 
 def _followed_writes(
@@ -309,7 +324,7 @@ def _followed_writes(
 def rehearse(run: Run) -> Plan[Migrated]:
     """What a run would do: how many documents, and what becomes of some of them."""
     remaining = yield from count_documents(run.entry.collection, run.stale)
-    most = run.limits.migration_sampled_max
+    most = MIGRATION_SAMPLED_MAX
     samples: list[Sample] = []
     aside: list[SetAside] = []
     try:
@@ -320,7 +335,7 @@ def rehearse(run: Run) -> Plan[Migrated]:
     for raw, outcome in zip(rows, (yield from convert(run.entry, rows, run.to)), strict=True):
         if isinstance(outcome, DataError):
             aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
-        elif len(samples) < run.limits.migration_samples:
+        elif len(samples) < MIGRATION_SAMPLES:
             samples.append(Sample(raw["_id"], raw, outcome.after))
     return Migrated(
         run.entry.model.__name__, run.to, 0, remaining, not remaining, tuple(aside), tuple(samples)
@@ -345,5 +360,5 @@ def perform(
         sum(each.remaining for each in results),
         all(each.finished for each in results),
         tuple(one for each in results for one in each.set_aside),
-        tuple(one for each in results for one in each.samples)[: graph.limits.migration_samples],
+        tuple(one for each in results for one in each.samples)[:MIGRATION_SAMPLES],
     )

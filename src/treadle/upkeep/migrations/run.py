@@ -22,6 +22,9 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.jobs import Throttle, check_throttle
 
+# Documents set aside that are listed at a time.
+MIGRATION_LISTED_MAX = 1_000
+
 
 @dataclass(frozen=True)
 class SetAside:
@@ -145,7 +148,6 @@ def runs(
             scope = dict(entry.whole_scope)
         lineage = group[0][1]
         lease = Lease(
-            entry.limits,
             f"migrate:{entry.collection}",
             entry.limits.migration_lease_seconds,
             options.owner,
@@ -205,7 +207,7 @@ def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
     """The documents that could not be migrated, the first thousand."""
     names = {f"migrate {each.model.__name__}": each.model.__name__ for each in [entry, *entry.below]}
     noted = {"_id.rule": {"$in": list(names)}, "_id.collection": entry.collection}
-    rows = yield from find(SET_ASIDE, noted, sort=[("_id", 1)], limit=entry.limits.migration_listed_max)
+    rows = yield from find(SET_ASIDE, noted, sort=[("_id", 1)], limit=MIGRATION_LISTED_MAX)
     return [SetAside(names[row["_id"]["rule"]], row["_id"]["key"], row["reason"]) for row in rows]
 
 
@@ -234,7 +236,7 @@ def write_each(run: Run, writes: Sequence[tuple[Any, Any]]) -> Plan[tuple[int, i
 def forget_settled(run: Run) -> Plan[None]:
     """Let go of notes about documents that are gone, or that have reached the version after all."""
     noted = {**run.noted, "as_text": None}
-    most = run.limits.migration_listed_max
+    most = MIGRATION_LISTED_MAX
     while True:
         rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=most)
         if not rows:
