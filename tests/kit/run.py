@@ -41,8 +41,9 @@ def stores_for(definition: Any) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    # A few files have a fixture `run` of their own.
-    if "run" in metafunc.fixturenames and not hasattr(metafunc.module, "run"):
+    # A few files have a fixture `run` of their own, and a few tests choose the Store themselves.
+    chosen = any(mark.args[0] == "run" for mark in metafunc.definition.iter_markers("parametrize"))
+    if "run" in metafunc.fixturenames and not chosen and not hasattr(metafunc.module, "run"):
         metafunc.parametrize("run", stores_for(metafunc.definition), indirect=True)
 
 
