@@ -27,7 +27,7 @@ settings.load_profile(os.environ.get("TREADLE_HYPOTHESIS", "steady"))
 
 
 # The fixtures that start a server of their own; a test that starts one without them has the mark itself.
-SERVERS = {"server", "alone", "forgetful", "guarded"}
+SERVERS = {"server", "alone", "forgetful", "guarded", "fault_sweep"}
 
 
 @pytest.fixture(scope="session")

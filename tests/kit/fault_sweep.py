@@ -132,27 +132,36 @@ class FaultSweep:
             yield is_met
 
     def at_each_command(
-        self, name: str, faults: Sequence[Fault], attempt: Callable[[Fault, int], bool]
+        self, name: str, faults: Sequence[Fault], attempt: Callable[[Fault, int], bool], *, every: int = 1
     ) -> int:
         """Call `attempt(fault, skip)` for the commands in turn, until it says that it met no fault.
 
-        Thinned, one fault after the other takes its turn; otherwise each goes
-        through all commands. Returns the number of faults that were met.
+        Thinned, one fault after the other takes its turn, at one of `every` so
+        many commands; otherwise each goes through all commands. Returns the
+        number of faults that were met.
         """
         assert 1 == len({fault.commands for fault in faults}), "they would not count the same commands"
         if ALL:
-            return sum(self._attempts(name, lambda skip, fault=fault: fault, attempt) for fault in faults)
+            return sum(
+                self._attempts(name, lambda turn, fault=fault: fault, range(COMMANDS_MAX), attempt)
+                for fault in faults
+            )
         first = zlib.crc32(name.encode())
-        return self._attempts(name, lambda skip: faults[(first + skip) % len(faults)], attempt)
+        skips = range(first % every, COMMANDS_MAX, every)
+        return self._attempts(name, lambda turn: faults[(first + turn) % len(faults)], skips, attempt)
 
     def _attempts(
-        self, name: str, choose: Callable[[int], Fault], attempt: Callable[[Fault, int], bool]
+        self,
+        name: str,
+        choose: Callable[[int], Fault],
+        skips: Sequence[int],
+        attempt: Callable[[Fault, int], bool],
     ) -> int:
-        for skip in range(COMMANDS_MAX):
-            fault = choose(skip)
+        for turn, skip in enumerate(skips):
+            fault = choose(turn)
             try:
                 if not attempt(fault, skip):
-                    return skip
+                    return turn
             except BaseException as error:
                 error.add_note(f"{name}: {fault.name} after {skip} commands")
                 raise

@@ -47,6 +47,8 @@ REPLY_LOST = Fault("reply-lost", proxy="drop_reply")
 # The driver retries once by itself; here that fails too.
 REPLY_LOST_TWICE = Fault("reply-lost-twice", proxy="drop_reply", times=2)
 LOST_REPLIES = [REPLY_LOST, REPLY_LOST_TWICE]
+# For writes that read much: the driver repeats a read whose reply is lost, and nothing was changed.
+LOST_REPLIES_OF_WRITES = [dataclasses.replace(each, commands=(*WRITES, *COMMIT)) for each in LOST_REPLIES]
 FAULTS = [
     Fault("connection-closed", CLOSED),
     Fault("connection-closed-twice", CLOSED, times=2),

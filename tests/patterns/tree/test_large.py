@@ -10,7 +10,7 @@ from pydantic import Field
 from pymongo import MongoClient
 
 from tests.kit.fault_sweep import Stores, Write
-from tests.kit.faults import LOST_REPLIES
+from tests.kit.faults import LOST_REPLIES_OF_WRITES
 from tests.patterns.tree.forest import (
     FOUR,
     SMALL,
@@ -448,7 +448,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(fault_sweep, model, scenario, 
 def test_a_lost_reply_leaves_a_tree(fault_sweep, model, scenario, record_points):
     """What was acknowledged is there; what raised is there or not; the next write finishes what is pending."""
     stores = fault_sweep.stores("trees", [model], SMALL)
-    record_points(fault_sweep.strike(stores, write_of(stores, model, scenario), LOST_REPLIES))
+    record_points(fault_sweep.strike(stores, write_of(stores, model, scenario), LOST_REPLIES_OF_WRITES))
 
 
 def test_finishing_twice_changes_nothing(database):
