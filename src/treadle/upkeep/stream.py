@@ -84,7 +84,8 @@ class Follower(Leader):
     ) -> None:
         require_streams(graph, server)
         lease = Lease(name, graph.limits.worker_lease_seconds, owner, is_dead, session)
-        super().__init__(name, lease, graph.limits)
+        super().__init__(name, lease)
+        self.limits = graph.limits
         self.graph = graph
         self.server = server
         self.watch: Watch

@@ -27,6 +27,7 @@ class ArchivePlaces(MovingRule):
         super().__init__(place)
         self.declared = declared
         self.graph: Any = graph
+        self.limits = place.entry.limits
         path = resolve(place.entry.codec, declared.by, place.label, "source-field-missing")
         if path.in_array or path.shape.python not in DATES:
             raise DeclarationError(

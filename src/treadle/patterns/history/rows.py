@@ -78,6 +78,7 @@ class HistoryRows(Rule):
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place)
         self.declared = declared
+        self.limits = place.entry.limits
         self.collection: str = declared.collection or f"{place.entry.collection}_history"
         self.rows = graph.add_side(_row_model(place, self.collection), place.label)
 
