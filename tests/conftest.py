@@ -8,7 +8,13 @@ from pymongo import MongoClient
 from tests.kit.tiers import IS_FULL
 from treadle.server.local import LocalServer
 
-pytest_plugins = ["treadle.testing", "tests.kit.run", "tests.support", "tests.kit.fault_sweep"]
+pytest_plugins = [
+    "treadle.testing",
+    "tests.kit.run",
+    "tests.kit.constants",
+    "tests.support",
+    "tests.kit.fault_sweep",
+]
 
 # A fixed seed: what fails in CI fails here too. TREADLE_HYPOTHESIS=wide looks further.
 settings.register_profile(

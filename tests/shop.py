@@ -548,7 +548,7 @@ BY_NAME = {scenario.name: scenario for scenario in [*SCENARIOS, *SESSIONS, *FAN_
 
 
 # Every fan-out goes beyond the bound, and every chunk holds one document.
-SMALL = Limits(fan_out_max=1, chained_fan_out_max=1, fan_out_chunk=1)
+SMALL = Limits(fan_out_max=1, fan_out_chunk=1)
 
 
 class Shop:

@@ -420,7 +420,7 @@ class Death(BaseException):
 
 def begun(database: Any) -> tuple[Store, list[Any]]:
     """A store that a worker has looked at, and the ids of three sites."""
-    store = Store(database, [Visit, Site], limits=Limits(worker_attempts_max=2))
+    store = Store(database, [Visit, Site])
     store.setup()
     keys = [ObjectId() for _ in range(3)]
     database["sites"].insert_many([{"_id": key, "name": "site", "total": 0} for key in keys])

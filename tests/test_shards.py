@@ -26,9 +26,9 @@ from treadle import (
     Sum,
     UsageError,
 )
-from treadle.graph.limits import Limits
 from treadle.graph.shards import LOOKUP, choices
 from treadle.plan.capabilities import Capabilities
+from treadle.upkeep import verify
 from treadle.upkeep.set_up import STATE
 from treadle.upkeep.verify import _looks
 
@@ -194,11 +194,8 @@ def test_a_worker_reads_its_stream_through_one_router(server, database):
 
 
 def test_verify_waits_for_what_a_cold_shard_holds_up():
-    limits = Limits()
-    one = _looks(Capabilities(), limits)
-    assert limits.cold_shard_seconds == limits.verify_look_seconds * (
-        _looks(Capabilities(sharded=True), limits) - one
-    )
+    more = _looks(Capabilities(sharded=True)) - _looks(Capabilities())
+    assert verify.COLD_SHARD_SECONDS == verify.VERIFY_LOOK_SECONDS * more
 
 
 def test_an_upsert_must_say_into_which_shard(database):

@@ -135,7 +135,7 @@ def test_a_migration_is_finished_when_it_says_so(
 def test_a_large_move_reaches_every_descendant(
     open_store: Open, preferring: Any, cluster: Cluster, name: str
 ) -> None:
-    limits = Limits(tree_move_max=5, tree_move_chunk=5)
+    limits = Limits(tree_move_max=5)
     store = open_store([Category], limits=limits, **preferring)
     store.setup()
     tree = store.tree(Category)

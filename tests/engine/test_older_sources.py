@@ -16,7 +16,6 @@ from treadle import (
     Day,
     Document,
     ExtendedReference,
-    Limits,
     Max,
     Rollup,
     Subset,
@@ -116,14 +115,15 @@ def test_a_copy_of_an_older_source(run, database):
 
 
 @pytest.mark.parametrize(("maintain", "chunk"), [("write", 9), ("write", 1), ("stream", 1), ("schedule", 1)])
-def test_values_of_older_sources(run, database, maintain, chunk):
+def test_values_of_older_sources(run, database, maintain, chunk, constants):
     """Renamed references, values and conditions: each counts as what its migration makes of it.
 
     In one command, or each in a command of its own.
     """
     models = shop_models(maintain)
     Shop = models[1]
-    store = run.store(models, limits=Limits(older_chunk=chunk))
+    constants(older_chunk=chunk)
+    store = run.store(models)
     store.setup()
 
     def follow() -> None:
@@ -224,11 +224,12 @@ def test_older_sources_of_more_than_a_command_holds(run, database):
     assert (0, 0) == (store.get(Box, "a").pages, store.get(Box, "a").long)
 
 
-@pytest.mark.parametrize("limits", [Limits(older_chunk=7), Limits(older_bytes_max=400)])
-def test_more_older_sources_than_one_command_holds(run, database, limits):
+@pytest.mark.parametrize("bound", [{"older_chunk": 7}, {"older_bytes_max": 400}])
+def test_more_older_sources_than_one_command_holds(run, database, bound, constants):
     """In pieces, put together: the same as after the migration."""
     models = shop_models("write")
-    store = run.store(models, limits=limits)
+    constants(**bound)
+    store = run.store(models)
     store.setup()
     store.insert(models[1](id="a"))
     states = ["good", "bad"]

@@ -95,7 +95,7 @@ def test_a_session_that_was_given_up_is_lent_to_nobody(store: Store) -> None:
 
 
 def test_a_commit_that_is_cancelled_before_it_is_sent_holds_nothing(
-    server: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+    server: Any, store: Store, monkeypatch: pytest.MonkeyPatch, constants: Any
 ) -> None:
     """The driver takes it for committed, and the server would hold its documents for a minute."""
     finish = AsyncClientSession._finish_transaction_with_retry
@@ -107,7 +107,8 @@ def test_a_commit_that_is_cancelled_before_it_is_sent_holds_nothing(
 
     async def scenario() -> None:
         async with AsyncMongoClient[Any](server.uri) as client:
-            awaited = AsyncStore(client[store.database.name], [Note], limits=Limits(let_go_seconds=60.0))
+            constants(let_go_seconds=60.0)
+            awaited = AsyncStore(client[store.database.name], [Note])
             update = {"$inc": {"edits": 1}}
             with pytest.raises(asyncio.CancelledError):
                 await awaited.with_transaction(

@@ -109,8 +109,9 @@ def test_writes_of_other_documents_go_past_one_that_waits(start: Any, database: 
     assert (False, 0) == (store._combiner._busy, store._combiner._passed)
 
 
-def test_no_more_groups_wait_than_the_limit_says(start: Any, database: Any) -> None:
-    store, insert = start(Limits(combined_past_max=1, together_wait_seconds=0.01))
+def test_no_more_groups_wait_than_the_limit_says(start: Any, database: Any, constants: Any) -> None:
+    constants(combined_past_max=1)
+    store, insert = start(Limits(together_wait_seconds=0.01))
     with held(database):
         writes = [insert(Review(id=1, product_id=1))]
         until("the first write", lambda: store._combiner._turn.waits)

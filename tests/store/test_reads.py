@@ -157,8 +157,9 @@ def test_get_many_keeps_the_order_and_shows_gaps(store):
         store.get_many(Person, [{"$ne": None}])
 
 
-def test_get_many_asks_in_chunks(run):
-    store = run.store([Person], limits=Limits(read_keys_max=2))
+def test_get_many_asks_in_chunks(run, constants):
+    constants(read_keys_max=2)
+    store = run.store([Person])
     people = store.insert_many([Person(name=str(number)) for number in range(5)])
     ids = [each.id for each in reversed(people)]
     assert ["4", "3", "2", "1", "0"] == [each.name for each in store.get_many(Person, ids)]

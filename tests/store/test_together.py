@@ -424,10 +424,11 @@ def test_a_full_group_does_not_wait_for_one_that_is_under_way(server: Any, datab
     crowd.close()
 
 
-def test_only_so_many_groups_are_under_way_at_once(server: Any, database: Any) -> None:
+def test_only_so_many_groups_are_under_way_at_once(server: Any, database: Any, constants: Any) -> None:
     Store(database, MODELS).setup()
     ids = stored(database, 40)
-    limits = Limits(together_max=3, together_groups_max=2, together_wait_seconds=3600)
+    constants(together_groups_max=2)
+    limits = Limits(together_max=3, together_wait_seconds=3600)
     crowd = Crowd(server.uri, database.name, True, limits)
     crowd.wait(lambda: crowd.store.get(Person, ids[0]))
     lane, flying = crowd.lane("find"), list[int]()

@@ -17,7 +17,12 @@ from treadle import DataError, Limits, Store, UsageError
 from treadle.graph.outcomes import Progress
 from treadle.upkeep.jobs import Gentleness, Job
 
-PAGE = Limits(verify_page=10, rebuild_page=10, job_note_seconds=0.001)
+PAGE = Limits(verify_page=10, rebuild_page=10)
+
+
+@pytest.fixture(autouse=True)
+def noted_at_once(constants: Any) -> None:
+    constants(job_note_seconds=0.001)
 
 
 def fill(database: Any, number: int) -> list[ObjectId]:
@@ -42,7 +47,7 @@ def many(run, database) -> Any:
 
 
 @pytest.mark.quick
-def test_a_sample_looks_at_so_many_documents(many, database):
+def test_a_sample_looks_at_so_many_documents(many, database, constants):
     store, keys = many
     spoil(database, keys)
     assert 60 == len({each.document_id for each in store.verify(Shop, sample=1.0)})
@@ -50,7 +55,8 @@ def test_a_sample_looks_at_so_many_documents(many, database):
     found = store.verify(Shop, sample=0.5, progress=seen.append)
     assert 10 <= len(found) <= 50
     assert len({each.document_id for each in found}) == seen[-1].done == seen[-1].total
-    small = Store(database, [Sale, Shop], limits=Limits(verify_sample_max=20))
+    constants(verify_sample_max=20)
+    small = Store(database, [Sale, Shop])
     with pytest.raises(UsageError) as error:
         small.verify(Shop, sample=1.0)
     assert "verify-option" == error.value.code
@@ -222,8 +228,9 @@ def test_a_rate_waits_for_what_the_page_did_not_take_itself():
     assert [3.0] == stepped(job.rest(50))  # 5 s for 50 documents, of which the page took 2.
 
 
-def test_gentle_rests_longer_while_requests_queue_and_less_when_they_no_longer_do():
-    limits = Limits(gentle_look_seconds=0.001)
+def test_gentle_rests_longer_while_requests_queue_and_less_when_they_no_longer_do(constants):
+    constants(gentle_look_seconds=0.001)
+    limits = Limits()
     ticks = iter(range(10_000))
     gentle = Gentleness(limits, lambda: float(next(ticks)))
 

@@ -25,7 +25,7 @@ from tests.upkeep.daily_sales import (
     raw,
     summaries,
 )
-from treadle import Count, Day, Document, ExtendedReference, Limits, Month, Rollup, Store, Sum
+from treadle import Count, Day, Document, ExtendedReference, Month, Rollup, Store, Sum
 
 # -- windows -----------------------------------------------------------------------------------------
 
@@ -102,10 +102,11 @@ def test_late_data_reopens_exactly_its_windows(store, database):
     assert {2} == touched
 
 
-def test_the_windows_of_the_newest_sources_are_guessed_and_all_others_still_found(heard):
+def test_the_windows_of_the_newest_sources_are_guessed_and_all_others_still_found(heard, constants):
     """One stream is opened instead of two; what the guess misses, or what is no insert, the stream tells."""
     database, listener = heard
-    store = Store(database, [Sale, DailySales], limits=Limits(schedule_events_first=10))
+    constants(schedule_events_first=10)
+    store = Store(database, [Sale, DailySales])
     store.setup()
     kept = database.sales.insert_many([raw(n % 2, "1", 2026, 2, 1 + n % 9) for n in range(36)]).inserted_ids
     store.run_due(now=NOON)
@@ -141,11 +142,11 @@ def test_ids_of_a_clock_that_is_far_ahead_reopen_their_window_once(store, databa
 
 
 @pytest.mark.parametrize("passed", [1, 2, 40])
-def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed):
+def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed, constants):
     """But nothing else: not the next instant, not what is changed or deleted, and no other window."""
     database, listener = heard
-    limits = Limits(schedule_events_first=4, schedule_windows_passed=passed)
-    store = Store(database, [Sale, DailySales], limits=limits)
+    constants(schedule_events_first=4, schedule_windows_passed=passed)
+    store = Store(database, [Sale, DailySales])
     store.setup()
     kept = database.sales.insert_many([raw(n % 2, "1", 2026, 2, 1 + n % 9) for n in range(36)]).inserted_ids
     store.run_due(now=NOON)

@@ -74,8 +74,9 @@ def test_a_dropped_source_and_lost_history_are_noticed(store, database):
     assert [] == store.verify()
 
 
-def test_too_many_changes_are_not_looked_at_one_by_one(run, store, database):
-    store = run.store([Sale, DailySales], limits=Limits(schedule_dirty_max=3))
+def test_too_many_changes_are_not_looked_at_one_by_one(run, store, database, constants):
+    constants(schedule_dirty_max=3)
+    store = run.store([Sale, DailySales])
     database.sales.insert_many([raw(1, "1", 2026, 3, 1)])
     store.run_due(now=NOON)
     database.sales.insert_many([raw(n, "1", 2026, 3, 1) for n in range(20)])
@@ -85,7 +86,8 @@ def test_too_many_changes_are_not_looked_at_one_by_one(run, store, database):
     (ran,) = store.run_due(now=NOON + 2 * HOURLY)
     assert "more changed" in ran.why
     assert 40 == len(database.daily_summaries.distinct("_id"))
-    store = run.store([Sale, DailySales], limits=Limits(schedule_events_max=3, schedule_events_page=2))
+    constants(schedule_dirty_max=5_000, schedule_events_page=2)
+    store = run.store([Sale, DailySales], limits=Limits(schedule_events_max=3))
     database.sales.insert_many([raw(n, "1", 2026, 1, 1 + n) for n in range(20)])
     (ran,) = store.run_due(now=NOON + 3 * HOURLY)
     assert "more changed" in ran.why

@@ -18,7 +18,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo.errors import AutoReconnect
 
-from treadle import Count, Document, ExtendedReference, Id, Limits, Store, Sum
+from treadle import Count, Document, ExtendedReference, Id, Store, Sum
 from treadle.engine import contention, lease
 from treadle.engine.lease import LeaseLost
 from treadle.plan import find, find_one_and_update, transact, update_one
@@ -52,7 +52,7 @@ class Death(BaseException):
 
 def begun(database: Any) -> tuple[Store, list[Any]]:
     """A store that a worker has looked at, and the ids of three shops."""
-    store = Store(database, [Sale, Shop, Visit], limits=Limits(worker_attempts_max=2))
+    store = Store(database, [Sale, Shop, Visit])
     store.setup()
     keys = [ObjectId() for _ in range(3)]
     database["shops"].insert_many([{"_id": key, "name": "shop", "total": 0, "count": 0} for key in keys])

@@ -307,10 +307,11 @@ def test_a_raw_deletion_is_followed_as_declared(run, database, on_delete, within
 
 
 @pytest.mark.parametrize("on_delete", ["clear", "restrict", "cascade"])
-def test_more_copies_than_one_transaction_takes_follow_a_deletion(run, database, on_delete):
+def test_more_copies_than_one_transaction_takes_follow_a_deletion(run, database, on_delete, constants):
     """Two transactions and a half."""
     models = [Person, on_delete_model(on_delete, "field")]
-    store = run.store(models, limits=Limits(worker_gone_max=100))
+    constants(worker_gone_max=100)
+    store = run.store(models)
     store.setup()
     database["people"].insert_one({"_id": 1, **ANN})
     database["referring"].insert_many([{"_id": number, "person_id": 1} for number in range(250)])

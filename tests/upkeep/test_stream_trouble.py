@@ -288,9 +288,10 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     assert "" == database["treadle.leases"].find_one()["owner"]
 
 
-def test_a_leader_that_works_keeps_others_waiting(database):
+def test_a_leader_that_works_keeps_others_waiting(database, constants):
     """`run_until_idle` says so after a while, instead of doing the work twice."""
-    store = Store(database, MODELS, limits=Limits(worker_wait_seconds=1.0))
+    constants(worker_wait_seconds=1.0)
+    store = Store(database, MODELS)
     store.setup()
     worker = store.worker()
     with working(worker):

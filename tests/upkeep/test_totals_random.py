@@ -269,8 +269,9 @@ HAPPENINGS = {
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_a_random_history(database, seed):
-    limits = Limits(worker_batch_max=5, worker_linger_below=2, worker_totals_max=6, worker_targets_max=3)
+def test_a_random_history(database, seed, constants):
+    constants(worker_totals_max=6, worker_targets_max=3)
+    limits = Limits(worker_batch_max=5, worker_linger_below=2)
     store = Store(database, [Sale, Shop, City], limits=limits)
     store.setup()
     if seed % 2:

@@ -20,7 +20,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.react import record
-from treadle.engine.upserts import Upsert
+from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
 from treadle.engine.work import ChunkedWork, Work
 from treadle.engine.writes import UpdateEach, UpdateOneDocument
 from treadle.errors import BulkFailed, DataError, Failure, TreadleError, UsageError
@@ -32,9 +32,6 @@ from treadle.plan import Plan, find, is_inside, server_facts
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, message_of
 from treadle.query.keys import freeze
-
-# Attempts at an upsert whose document others make and delete.
-UPSERT_ATTEMPTS_MAX = 20
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, former, search_command
 from treadle.engine.pages import chunks
 from treadle.engine.prompt import Prompt
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.protocol import GIVE_WAY_MAX, WriteProtocol
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import Replace
 from treadle.engine.work import Work
@@ -32,9 +32,6 @@ from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, is_inside
 from treadle.query.safety import Sort
-
-# How often a write lets something larger finish first.
-GIVE_WAY_MAX = 20
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")

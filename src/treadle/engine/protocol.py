@@ -20,7 +20,6 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import intents
 from treadle.engine.commit import Commit
-from treadle.engine.document_layout import GIVE_WAY_MAX
 from treadle.engine.groups import require_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
@@ -33,6 +32,9 @@ from treadle.graph.pattern import Entry
 from treadle.model.logs import logger
 from treadle.plan import Plan, find, is_inside, outside, server_facts, share
 from treadle.plan.server_errors import surely_not_committed
+
+# How often a write lets something larger finish first.
+GIVE_WAY_MAX = 20
 
 R = TypeVar("R")
 

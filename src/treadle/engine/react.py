@@ -427,7 +427,7 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
     most = copies_max
     if most is None:
         limits = rule.target.limits
-        most = CHAINED_FAN_OUT_MAX if followed else limits.fan_out_max
+        most = min(CHAINED_FAN_OUT_MAX, limits.fan_out_max) if followed else limits.fan_out_max
     if most != UNBOUNDED:
         referring = rule.referring(name)
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.bulk import UPSERT_ATTEMPTS_MAX
 from treadle.engine.checked import as_written, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
@@ -29,6 +28,9 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
+
+# Attempts at an upsert whose document others make and delete.
+UPSERT_ATTEMPTS_MAX = 20
 
 D = TypeVar("D", bound=Document)
 

@@ -24,6 +24,7 @@ class Limits:
     write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
     combined_max: int = 100  # writes of threads or tasks that share one commit
     together_max: int = 250  # reads or plain writes of threads or tasks that share one round trip
+    together_wait_seconds: float = 0.1  # how long calls queue behind one that takes long
     retry_seconds: float = 60.0  # how long a write without a deadline is retried, or queues behind others
 
     # -- what follows from a write
@@ -63,7 +64,7 @@ class Limits:
     counter_events_max: int = 500  # buffered events that one transaction moves
 
     # -- trees
-    tree_move_max: int = 2_000  # nodes of a subtree that moves in one transaction
+    tree_move_max: int = 2_000  # nodes that are moved or removed in one transaction; more go in chunks
 
     # -- outlier arrays
     array_extend_max: int = 10_000  # items that are added in one transaction

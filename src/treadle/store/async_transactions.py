@@ -23,8 +23,10 @@ from treadle.plan.server_errors import (
     lacks_sessions,
 )
 from treadle.store import deadline, shell, turn
-from treadle.store.async_runner import ABORT_SECONDS
 from treadle.store.deadline import Retries
+
+# How long a transaction that failed is given to let go of its documents.
+ABORT_SECONDS = 0.5
 
 R = TypeVar("R")
 

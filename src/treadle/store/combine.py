@@ -35,8 +35,6 @@ COMBINE_SECONDS = 0.0005
 COMBINED_PAST_MAX = 4
 # So many of these are under way at once, each full but the first.
 TOGETHER_GROUPS_MAX = 4
-# How long those who come next wait for one that takes long.
-TOGETHER_WAIT_SECONDS = 0.1
 
 
 class Combiner:
@@ -139,7 +137,7 @@ class Combiner:
 
         Those who are still in the queue do not wait for whoever is under way.
         """
-        seconds = TOGETHER_WAIT_SECONDS
+        seconds = self._limits.together_wait_seconds
         if mine.until < monotonic() + seconds:
             return False
         if mine.woken.wait(seconds):
@@ -158,7 +156,7 @@ class Combiner:
 
         The first in the queue looks for all of it.
         """
-        seconds = TOGETHER_WAIT_SECONDS
+        seconds = self._limits.together_wait_seconds
         while monotonic() + seconds < end:
             if mine.woken.wait(seconds):
                 return True
@@ -360,7 +358,7 @@ class AsyncCombiner:
         mine.context = waiting[-1].context if same else contextvars.copy_context()
         waiting.append(mine)
         if self._timer is None:
-            self._look_later(TOGETHER_WAIT_SECONDS)
+            self._look_later(self._limits.together_wait_seconds)
         if self._lingers:
             return self._wait(mine, _patience(until, True, self._limits))
         # Once for each group that the queue fills.
@@ -396,7 +394,7 @@ class AsyncCombiner:
         self._forget_done()
         if self._waiting:
             waited = monotonic() - self._waiting[0].since
-            if waited >= TOGETHER_WAIT_SECONDS:
+            if waited >= self._limits.together_wait_seconds:
                 if not self._lingers:
                     self._hand_over()
                 elif self._turn.waits and self._passed < self._past_max:
@@ -404,7 +402,7 @@ class AsyncCombiner:
                     self._hand_over()
                 waited = 0.0
         if self._waiting:
-            self._look_later(TOGETHER_WAIT_SECONDS - waited)
+            self._look_later(self._limits.together_wait_seconds - waited)
 
     def _land(self, turn: Turn) -> None:
         self._flying -= 1

@@ -76,9 +76,11 @@ class Capped(Document, collection="products"):
 
 
 @pytest.mark.parametrize("again_max", [1, 200])
-def test_a_document_that_the_validator_refuses_does_not_stop_the_others(run, database, field, again_max):
-    limits = Limits(counter_again_chunk=again_max, counter_events_again_max=again_max)
-    store = run.store([Capped], limits=limits)
+def test_a_document_that_the_validator_refuses_does_not_stop_the_others(
+    run, database, field, again_max, constants
+):
+    constants(counter_again_chunk=again_max, counter_events_again_max=again_max)
+    store = run.store([Capped])
     store.setup()
     store.insert_many([Capped(id=key) for key in range(1, 6)])
     counter = store.counter(Capped, field)
@@ -244,11 +246,11 @@ def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, f
 
 
 def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
-    server, database, caplog, fast_heartbeat
+    server, database, caplog, fast_heartbeat, constants
 ):
-    limits = Limits(counter_due_seconds=0.3, counter_pause_seconds=1e-9)
+    constants(counter_due_seconds=0.3, counter_pause_seconds=1e-9)
     with Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
-        store = Store(client[database.name], [Product], limits=limits)
+        store = Store(client[database.name], [Product])
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
         with proxy.close_before(0, times=50), caplog.at_level(logging.WARNING, logger="treadle"):
@@ -278,11 +280,13 @@ def test_what_was_found_before_a_flush_failed_is_told(server, database, fast_hea
 
 
 @pytest.mark.parametrize("n", [1, 2], ids=["one by one", "amounts"])
-def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, fast_heartbeat, n):
+def test_an_event_that_finds_no_room_is_refused_and_not_counted(
+    server, database, fast_heartbeat, n, constants
+):
     """With the server away the buffer stays bounded, and nobody waits for it at each event."""
-    limits = Limits(counter_due_seconds=0.3, counter_fold_max=1)
+    constants(counter_due_seconds=0.3, counter_fold_max=1)
     with Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
-        store = Store(client[database.name], [Narrow], limits=limits)
+        store = Store(client[database.name], [Narrow])
         store.insert_many([Narrow(id=key) for key in range(40)])
         counter = store.counter(Narrow, "views")
         accepted = 0

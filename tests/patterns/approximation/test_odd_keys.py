@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from tests.patterns.approximation.products import NEVER
-from treadle import Approximate, Document, Limits, Store, UsageError
+from treadle import Approximate, Document, Store, UsageError
 
 LONE, LONG = "\ud800", "x" * 17_000_000
 
@@ -95,9 +95,10 @@ def test_what_is_looked_at_anyhow_is_refused(run, database, field):
         store.counter(Visited, "views").add_many({b"x" * 16_000: 1})
 
 
-def test_many_long_ids_go_in_several_commands(run, database):
+def test_many_long_ids_go_in_several_commands(run, database, constants):
     """Each may be sent, all of them together may not."""
-    counter = opened(run, limits=Limits(counter_key_bytes_max=3_000_000)).counter(Visited, "views")
+    constants(counter_key_bytes_max=3_000_000)
+    counter = opened(run).counter(Visited, "views")
     keys = [b"%d" % number + b"x" * 40_000 for number in range(450)]
     for key in keys:
         counter.add(key)

@@ -47,12 +47,13 @@ def test_find_in_both_places_takes_the_other_words_of_find(run, database):
     assert ([1], 1) == ([each.id for each in found], len(found.invalid))
 
 
-def test_archived_documents_do_not_hide_rows_whose_document_is_gone(database):
+def test_archived_documents_do_not_hide_rows_whose_document_is_gone(database, constants):
     body = {"__annotations__": {"id": int, "date": dt.datetime}, "__module__": __name__}
     words = {"collection": "papers", "history": History()}
     archive = Archive(by="date", after=YEAR, into="old_papers")
     paper: Any = type(Document)("Paper", (Document,), body, archive=archive, **words)
-    store = Store(database, [paper], limits=Limits(history_disorder_max=2, verify_page=2))
+    constants(history_disorder_max=2)
+    store = Store(database, [paper], limits=Limits(verify_page=2))
     store.setup()
     store.insert_many([paper(id=key, date=OLD) for key in range(6)])
     store.insert(paper(id=9, date=NOW))

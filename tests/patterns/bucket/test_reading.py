@@ -125,9 +125,10 @@ def test_find_streams(heard):
     assert "getMore" not in listener.names
 
 
-def test_a_sort_that_would_hold_everything_is_refused(run, filled):
+def test_a_sort_that_would_hold_everything_is_refused(run, filled, constants):
     _, measured = filled()
-    store = run.store([measured], limits=Limits(bucket_held_max=10, bucket_page=2))
+    constants(bucket_held_max=10)
+    store = run.store([measured], limits=Limits(bucket_page=2))
     with pytest.raises(UsageError) as caught:
         store.find(measured, sort="temp").to_list()
     assert "sort-too-large" == caught.value.code

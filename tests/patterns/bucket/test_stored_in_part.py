@@ -46,12 +46,13 @@ def at(minutes: int, seconds: int = 0) -> Reading:
 
 
 @pytest.fixture
-def full(database: Any) -> Store:
+def full(database: Any, constants: Any) -> Store:
     """A Store that does not know that the bucket of the first window is full."""
     before = Store(database, [Reading])
     before.setup()
     before.insert(at(0))
-    return Store(database, [Reading], limits=Limits(bucket_attempts_max=1))
+    constants(bucket_attempts_max=1)
+    return Store(database, [Reading])
 
 
 def test_readings_that_found_a_bucket_before_others_did_not_are_counted(full: Store) -> None:
@@ -67,9 +68,10 @@ def test_a_single_reading_that_found_none_is_simply_refused(full: Store) -> None
     assert "bucket-contended" == raised.value.code
 
 
-def test_in_a_transaction_nothing_is_said_to_stay(database: Any) -> None:
+def test_in_a_transaction_nothing_is_said_to_stay(database: Any, constants: Any) -> None:
     """A full bucket is closed first, where values are unique, which takes an attempt."""
-    store = Store(database, [Once], limits=Limits(bucket_attempts_max=1))
+    constants(bucket_attempts_max=1)
+    store = Store(database, [Once])
     store.setup()
     store.insert(Once(sensor=1, at=START))
     some = [Once(sensor=1, at=START + timedelta(seconds=each)) for each in (1, 60)]
@@ -82,11 +84,10 @@ def test_in_a_transaction_nothing_is_said_to_stay(database: Any) -> None:
 
 
 def test_a_deadline_that_passes_between_two_attempts_does_not_deny_the_first(
-    database: Any, full: Store
+    database: Any, full: Store, constants: Any
 ) -> None:
-    store = Store(
-        database, [Reading], limits=Limits(bucket_pause_seconds=10**6, bucket_pause_max_seconds=10**6)
-    )
+    constants(bucket_attempts_max=500, bucket_pause_seconds=10**6, bucket_pause_max_seconds=10**6)
+    store = Store(database, [Reading])
     # Whatever this process believes, the bucket is full by now: three attempts are in vain.
     writer = store._calls(Reading).writer
     locate = writer.placer.locate

@@ -30,8 +30,9 @@ class Endless(Document, collection="endless", bucket=Bucket(key=("site", "sensor
 
 
 @pytest.mark.parametrize("model", [Spanned, Endless])
-def test_find_without_sort_is_in_the_order_of_time_within_a_series(run, model):
-    store = run.store([model], limits=Limits(bucket_page=2, bucket_small_page=1))
+def test_find_without_sort_is_in_the_order_of_time_within_a_series(run, model, constants):
+    constants(bucket_small_page=1)
+    store = run.store([model], limits=Limits(bucket_page=2))
     store.setup()
     chance = random.Random(7)
     minutes = list(range(60))

@@ -17,7 +17,7 @@ from tests.kit.command_log import CommandLog
 from tests.kit.fault_sweep import Write
 from tests.kit.faults import REPLY_LOST
 from tests.support import shared_standalone
-from treadle import Bucket, DataError, Document, Limits, Store, UsageError
+from treadle import Bucket, DataError, Document, Store, UsageError
 from treadle.plan.capabilities import Capabilities
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
@@ -232,13 +232,14 @@ def with_ids(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return documents
 
 
-def test_single_documents_are_adopted(run, database):
+def test_single_documents_are_adopted(run, database, constants):
     """Whatever their ids, in pages, with progress; what is no reading stays."""
     reading = reading_with(adopt="old", limit=None)
     options = database.codec_options.with_options(uuid_representation=4)
     database.old.with_options(codec_options=options).insert_many(with_ids(single(450)))
     database.old.insert_one({"sensor_id": "s0", "temp": 1.0})
-    store = run.store([reading], limits=Limits(adopt_page=50))
+    constants(adopt_page=50)
+    store = run.store([reading])
     store.setup()
     assert [] == store.setup()
     assert 451 == len([each for each in store.verify() if each.pattern == "bucket"])

@@ -223,7 +223,7 @@ def tree_of(entry: Any) -> Tree:
 
 def limits_of(size: int) -> Limits:
     """So many nodes go at once, wherever a large tree is written in chunks."""
-    return Limits(tree_move_max=size, tree_move_chunk=size, tree_remove_max=size, tree_remove_chunk=size)
+    return Limits(tree_move_max=size)
 
 
 # With these everything that is chunked is chunked in small trees too.

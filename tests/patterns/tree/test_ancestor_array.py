@@ -150,8 +150,9 @@ def test_a_batch_may_come_in_any_order(store):
     assert ["top", "0", "2", "6", "13"] == names(store.tree(Array).ancestors(nodes[28].id))
 
 
-def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(run):
-    store = run.store([Array], limits=Limits(insert_max=4, tree_check_max=1))
+def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(run, constants):
+    constants(tree_check_max=1)
+    store = run.store([Array], limits=Limits(insert_max=4))
     store.setup()
     nodes = [Array(name="0")]
     for number in range(1, 23):

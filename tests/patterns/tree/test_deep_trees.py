@@ -7,7 +7,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from tests.patterns.tree.forest import tree_of
-from treadle import AncestorArray, Document, Limits, MaterializedPath, Store
+from treadle import AncestorArray, Document, MaterializedPath, Store
 from treadle.graph.graph import Graph
 from treadle.patterns.tree.reads import outside_child
 from treadle.plan.server_errors import translate
@@ -19,10 +19,11 @@ class Node(Document, collection="deep", tree=AncestorArray(parent="parent_id", a
     ancestors: list[int] = []
 
 
-def test_a_deep_load_goes_in_pieces(heard):
+def test_a_deep_load_goes_in_pieces(heard, constants):
     """Each commit holds no more ancestors than the server's cache takes; each node finds its parent."""
     database, listener = heard
-    store = Store(database, [Node], limits=Limits(tree_flat_max=5, tree_ancestors_max=60))
+    constants(tree_flat_max=5, tree_ancestors_max=60)
+    store = Store(database, [Node])
     store.setup()
     listener.clear()
     chain = [Node(id=number, parent_id=number - 1 if number else None) for number in range(30)]

@@ -29,8 +29,9 @@ def shape(nested: Nested[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
-def test_a_subtree_as_one_structure(database, model):
-    store, ids = planted(database, model, Limits(tree_batch=2, find_page=2, tree_nested_max=7))
+def test_a_subtree_as_one_structure(database, model, constants):
+    constants(tree_batch=2, tree_nested_max=7)
+    store, ids = planted(database, model, Limits(find_page=2))
     tree = store.tree(model)
     assert {"r": SHAPE["r"]} == shape(tree.nested(ids["r"]))
     assert ["b", "a"] == [each.node.name for each in tree.nested(ids["r"], sort="-name").children]

@@ -104,9 +104,10 @@ def test_descendants_beyond_the_memory_of_graph_lookup_still_stream(store, datab
 
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", [Parented, Listed], ids=lambda model: model.__name__)
-def test_the_levels_below_the_first_ones_are_all_found(run, model, levels):
+def test_the_levels_below_the_first_ones_are_all_found(run, model, levels, constants):
     """The deeper levels are asked for in batches, however many `$graphLookup` has found."""
-    store = run.store([model], limits=Limits(tree_graph_levels=levels, tree_batch=2, find_page=2))
+    constants(tree_graph_levels=levels, tree_batch=2)
+    store = run.store([model], limits=Limits(find_page=2))
     store.setup()
     ids = plant(store, model, SHAPE)
     tree = store.tree(model)
@@ -116,8 +117,9 @@ def test_the_levels_below_the_first_ones_are_all_found(run, model, levels):
         assert sorted(expected) == sorted(names(tree.descendants(ids["r"], max_depth=depth)))
 
 
-def test_descendants_in_a_cycle_of_raw_writes_come_to_an_end(run, database):
-    store = run.store([Parented], limits=Limits(tree_graph_levels=1))
+def test_descendants_in_a_cycle_of_raw_writes_come_to_an_end(run, database, constants):
+    constants(tree_graph_levels=1)
+    store = run.store([Parented])
     store.setup()
     ids = plant(store, Parented, SHAPE)
     database["parents"].update_one({"name": "r"}, {"$set": {"parent_id": ids["a2"]}})

@@ -18,12 +18,11 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, UsageError
 from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.item_bytes import cut
+from treadle.patterns.outlier.parts import ARRAY_PAGES_MAX
 from treadle.patterns.outlier.writes import ArrayWork, Extend, Remove
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, server_facts, wait
 from treadle.plan.server_errors import SNAPSHOT_TOO_OLD, SNAPSHOT_UNAVAILABLE
 
-# Pages of overflow that are read at a time.
-ARRAY_PAGES_MAX = 4
 # Items at a time where each is a document.
 ARRAY_DOCUMENTS_MAX = 1_000
 # Size= of page().

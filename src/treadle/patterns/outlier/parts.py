@@ -18,10 +18,12 @@ from pymongo import DeleteMany, InsertOne, ReplaceOne
 from treadle.engine.touches import touching
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, distinct, first_of_each
-from treadle.patterns.outlier.handle import ARRAY_PAGES_MAX
 from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_one
 from treadle.query.keys import freeze
+
+# Pages of overflow that are read at a time.
+ARRAY_PAGES_MAX = 4
 
 
 @dataclass(slots=True)

@@ -7,14 +7,12 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.model.document import Document
-from treadle.patterns.tree.fields import UNSTATED, Tree, parent_missing
+from treadle.patterns.tree.fields import TREE_CHECK_MAX, UNSTATED, Tree, parent_missing
 from treadle.patterns.tree.placing import parents_first, parents_of, parents_outside
 from treadle.patterns.tree.reads import nodes_by_key
 from treadle.plan import Plan
 from treadle.query.keys import freeze
 
-# Nodes that are checked at a time.
-TREE_CHECK_MAX = 10_000
 # Nodes that insert_many stores without looking at how deep they stand.
 TREE_FLAT_MAX = 100
 # Entries of ancestor arrays that it stores in one commit.

@@ -23,6 +23,9 @@ from treadle.plan import Raw
 from treadle.query.paths import Path, getter, model_of, overlap, resolve
 from treadle.query.safety import Sort, sort_keys
 
+# Nodes that are checked at a time.
+TREE_CHECK_MAX = 10_000
+
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 
 

@@ -14,8 +14,7 @@ from treadle.engine.deletes import check_restrictions, delete_documents, restric
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
-from treadle.patterns.tree.bulk import TREE_CHECK_MAX
-from treadle.patterns.tree.fields import Tree
+from treadle.patterns.tree.fields import TREE_CHECK_MAX, Tree
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.reads import first_key, parent_of
 from treadle.patterns.tree.rewriting import listing, new_path, rewrite, rewrite_all, segment_taken, unlisting

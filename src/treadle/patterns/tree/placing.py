@@ -15,8 +15,15 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Changes
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
-from treadle.patterns.tree.bulk import TREE_CHECK_MAX
-from treadle.patterns.tree.fields import ABOVE, MOVING, UNSTATED, Tree, not_rebuilt, parent_missing
+from treadle.patterns.tree.fields import (
+    ABOVE,
+    MOVING,
+    TREE_CHECK_MAX,
+    UNSTATED,
+    Tree,
+    not_rebuilt,
+    parent_missing,
+)
 from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child, parent_of
 from treadle.patterns.tree.rewriting import (
     NO_INDEXES,

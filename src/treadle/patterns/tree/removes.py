@@ -16,19 +16,13 @@ from treadle.errors import UsageError
 from treadle.graph.calls import Children
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import state
-from treadle.patterns.tree.bulk import TREE_CHECK_MAX
-from treadle.patterns.tree.fields import Tree
+from treadle.patterns.tree.fields import TREE_CHECK_MAX, Tree
 from treadle.patterns.tree.lifts import lift, lift_work
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.reads import below_batch, cycle_error, descendants, keys_below, keys_of
 from treadle.plan import Plan, Raw, by_id, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-
-# Nodes that are removed in one transaction.
-TREE_REMOVE_MAX = 2_000
-# Nodes at a time of more.
-TREE_REMOVE_CHUNK = 1_000
 
 _ALL = 1_000_000_000
 
@@ -54,8 +48,8 @@ class Remove(Work[int]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         self.token = None
-        limit = _ALL if ledger.whole else TREE_REMOVE_MAX + 1
         tree = self.tree
+        limit = _ALL if ledger.whole else tree.entry.limits.tree_move_max + 1
         node = yield from state.lock_node(tree, self.key, ledger)
         if self.mode == "subtree":
             return (yield from self._remove_subtree(limit, ledger))
@@ -115,7 +109,7 @@ def remove_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]
 
 def _leaves(tree: Tree, key: Any) -> Plan[list[Any]]:
     """Some nodes of a subtree that have no children; the node itself when it is the last."""
-    most = TREE_REMOVE_CHUNK
+    most = tree.entry.limits.tree_move_max
     if "path" in tree.lead and "parent" not in tree.lead:
         # Backwards along the paths, where whatever is below a node comes before it.
         stream = yield from descendants(tree, key, sort=[(tree.roles["path"], -1)], limit=most)

@@ -24,8 +24,6 @@ from treadle.patterns.tree.removes import remove_some
 from treadle.plan import Plan, by_id, find_one, transact
 from treadle.plan.capabilities import Capabilities
 
-# Nodes at a time of a larger one.
-TREE_MOVE_CHUNK = 2_000
 # Nodes that a large move passes over because they cannot be written.
 TREE_PASSED_MAX = 1_000
 
@@ -37,7 +35,7 @@ def finish(tree: Tree, graph: Graph, server: Capabilities) -> Plan[None]:
     work = yield from state.pending(tree)
     if work is None:
         return
-    token, pace, ended = work["token"], Pace(TREE_MOVE_CHUNK), False
+    token, pace, ended = work["token"], Pace(tree.entry.limits.tree_move_max), False
     while not ended:
         try:
             ended = yield from transact(lambda: chunk(tree, graph, server, token, pace))

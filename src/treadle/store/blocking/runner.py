@@ -48,13 +48,11 @@ from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, 
 from treadle.plan.server_errors import is_passing
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
-from treadle.store.blocking.transactions import in_transaction
+from treadle.store.blocking.transactions import ABORT_SECONDS, in_transaction
 from treadle.store.combine import Combiner
 from treadle.store.deadline import Retries
 from treadle.store.ended import Transactions
 
-# How long a transaction that failed is given to let go of its documents.
-ABORT_SECONDS = 0.5
 # How long its caller waits, if there is time, where that was not heard.
 LET_GO_SECONDS = 3.0
 
