@@ -60,7 +60,7 @@ def nested(
     if len(keys) > most:
         raise DataError(
             f"the subtree has {len(keys):,} nodes, more than the {most:,} that nested() gives at once; give "
-            "it max_depth=, stream descendants(), or raise Limits.tree_nested_max",
+            "it max_depth=, or stream descendants()",
             code="tree-too-large",
         )
     nodes: dict[Any, Nested[D]] = {}
