@@ -4,8 +4,6 @@ A mutant replaces one piece of Treadle by the mistake that the pattern
 literature makes. Mistakes in values are noticed by worlds. Mistakes that
 need two sessions, a crash or a lost reply are noticed by stories, which hold
 without the mutant. This file knows the insides of Treadle.
-
-Covers: nothing of its own.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def named_modules() -> dict[str, list[Path]]:
     return named
 
 
-def tests_of(module: str) -> list[Path]:
+def files_covering(module: str) -> list[Path]:
     """The test files of a module such as "engine/lease"."""
     folder, _, name = module.rpartition("/")
     namesake = TESTS / folder / f"test_{name}.py"
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{arguments[0]} is not a module below src/treadle\n")
         return 2
     module = path.relative_to(PACKAGE).with_suffix("").as_posix()
-    found = tests_of(module)
+    found = files_covering(module)
     if not found:
         sys.stderr.write(
             f"no test file covers {module}; add a line 'Covers: {module}' to the docstring of one\n"
