@@ -21,7 +21,7 @@ settings.register_profile(
     "steady",
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=60 if IS_FULL else 25,
     suppress_health_check=[
         HealthCheck.too_slow,
         HealthCheck.function_scoped_fixture,

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
+from tests.kit.tiers import IS_FULL
 from treadle import DataError, Document
 
 # A failing history is short as it is; shrinking it takes minutes, so it must be asked for.
@@ -36,7 +37,7 @@ def bounds(examples: int) -> settings:
         derandomize=not WIDE,
         database=None,
         deadline=None,
-        max_examples=300 if WIDE else examples,
+        max_examples=300 if WIDE else examples if IS_FULL else 2,
         stateful_step_count=25,
         suppress_health_check=list(HealthCheck),
     )
