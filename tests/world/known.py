@@ -74,7 +74,7 @@ def worlds(tier: str) -> list[World]:
 
 
 # Cells that the known defects need.
-CELLS = ("item.python_version+item.archive-write",)
+CELLS = ("item.python_version+item.archive-write", "owner.python_version+owner.archive-write")
 
 
 def chosen(number: int) -> list[World]:
@@ -180,6 +180,10 @@ DEFECTS: list[Defect] = [
     defect("q01", "owner.uncounted", "owner", may=COPIES, modes="stream"),
     # A raw update is archived before the formula was computed: the old value counts. test_interactions.py.
     defect("q03", "item.archive", may=("scores", "daily.scores"), modes="stream schedule"),
+    # A reference to an archived owner copies it as it is stored, in an older version too.
+    defect("q04", "owner.archive owner.python_version", "owner", may=COPIES, modes="write"),
+    defect("q04", "owner.archive owner.python_version", may=COPIES),
+    defect("q04", "owner.archive owner.pipeline_version", may=COPIES),
     # The last state of a deleted document stays open.
     defect("q02", "item.history", "history", modes="schedule"),
 ]
