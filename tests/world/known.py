@@ -95,7 +95,7 @@ def chosen(number: int) -> list[World]:
 
 AGGREGATES = (
     *("items", "high_items", "line_items", "line_amount", "points", "price", "worth", "scores"),
-    *("average", "lowest", "highest", "last_tag", "top_items", "tags", "all_views"),
+    *("average", "lowest", "highest", "first_tag", "top_items", "tags", "all_views"),
 )
 # Those that are not the same in the version before.
 OF_POINTS = ("high_items", "points", "scores", "average", "lowest", "highest", "top_items", "score")
