@@ -97,13 +97,16 @@ class Acts(Documents):
         return f"{row.id} {update}"
 
     def set_price(self) -> str | None:
+        """Then a replacement that holds wrong derived values, which are not the caller's to write."""
         row = self.one("item")
         if row is None:
             return None
         update = {
             "$set": {self.world.stored("item", "unit_price"): Decimal("7.25"), "group": self.pick("a", "b")}
         }
-        self.store.update(self.models.item, self.key("item", row), update)
+        document = self.store.update(self.models.item, self.key("item", row), update)
+        document.name_then, document.owner, document.score = "wrong", None, -1
+        self.store.replace(document)
         return f"{row.id} {update}"
 
     def move(self) -> str | None:
@@ -141,6 +144,8 @@ class Acts(Documents):
         if document is None:
             return None
         document.name = self.pick(*NAMES, "Replaced")
+        if hasattr(document, "points"):
+            document.points, document.average, document.top_items = -1, None, []
         self.store.replace(document)
         return f"{document!r}"
 
