@@ -132,7 +132,7 @@ def what_leaves_is_not_subtracted(patch: Patch) -> None:
         patch.setattr(
             kind,
             "difference",
-            lambda self, removed, added, version, real=real: real(self, [], added, version),
+            lambda self, removed, added, real=real: real(self, [], added),
         )
 
 
@@ -239,14 +239,14 @@ NOTICED_BY_WORLDS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (cards_are_pushed_without_sorting, "plain-write", {"top_items"}),
     (copied_text_is_code, "plain-write", {"owner", "lines.name"}),
     (embedded_text_is_code, "plain-write", {"top_items"}),
-    (compared_text_is_code, "plain-write", {"last_tag"}),
+    (compared_text_is_code, "plain-write", {"first_tag"}),
     (what_leaves_is_not_subtracted, "plain-write", {"items", "points"}),
     (the_worker_adds_what_is_inserted, "plain-stream", {"items", "points"}),
-    (the_worker_watches_sources_only, "plain-stream", {"items", "owner"}),
-    (a_deletion_has_no_former_state, "plain-stream", {"items", "points"}),
-    (history_is_written_beside_the_commit, "item.history-write", {"verify history"}),
-    (history_ends_by_another_clock, "item.history-write", {"verify history"}),
-    (history_has_one_state_per_commit, "item.history-write", {"verify history"}),
+    (the_worker_watches_sources_only, "plain-stream", {"score", "lines.name"}),
+    (a_deletion_has_no_former_state, "plain-stream", {"items", "daily"}),
+    (history_is_written_beside_the_commit, "item.history-write", {"history"}),
+    (history_ends_by_another_clock, "item.history-write", {"history"}),
+    (history_has_one_state_per_commit, "item.history-write", {"history"}),
     (archived_documents_are_not_counted, "item.archive-write", {"items", "points"}),
     (two_attributes_in_one_element, "item.attributes-write", {"find item by attributes"}),
     (a_removed_attribute_leaves_its_name, "item.attributes-write", {"find item", "specs"}),

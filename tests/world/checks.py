@@ -118,18 +118,27 @@ class Checks(Documents):
                         self.compare(when, "lines.name", f"{where} line {number}", expected, line.get("name"))
             self.check_snapshot(when, row, document, source)
         self.moved.clear()
+        self.names = {key: {row["name"]} for key, row in owners.items()}
 
     def check_snapshot(self, when: str, row: Row, document: Any, source: Row | None) -> None:
         """A snapshot is no function of the data: while its reference stays, it stays."""
         key, reference = hashable(row.id), hashable(row["owner_id"])
         taken = getattr(document, "name_then", "missing")
-        if key in self.snapshots and key not in self.moved:
-            before, was = self.snapshots[key]
-            if before == reference and was is not None:
-                self.compare(when, "name_then", f"Item {row.id}", was, taken)
-        if reference is None:
+        before, was = self.snapshots.get(key, (None, None))
+        if key not in self.moved and key in self.snapshots and before == reference and was is not None:
+            self.compare(when, "name_then", f"Item {row.id}", was, taken)
+        elif reference is None:
             self.compare(when, "name_then", f"Item {row.id}", None, taken)
+        elif taken not in (possible := {*self.names.get(reference, {None}), was}):
+            self.fail("name_then", f"{when}: Item {row.id} is {taken!r}, expected one of {possible}")
         self.snapshots[key] = (reference, taken)
+
+    def note_names(self) -> None:
+        """Remember the name that each owner has now, or that it is missing."""
+        present = self.oracle.referred(self.oracle.rows("owner"))
+        for key in {*present, *self.names}:
+            named = present.get(key)
+            self.names.setdefault(key, {None}).add(named["name"] if named else None)
 
     def check_daily(self, when: str, sources: list[Row]) -> None:
         expected = self.oracle.of_daily(sources)

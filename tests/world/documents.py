@@ -56,9 +56,11 @@ class Documents:
         self.item_number = 100
         self.now = START + ARCHIVE_AFTER + 5 * DAY
         self.due = datetime.now(UTC) + DAY
-        # Snapshots by item, and the items whose reference was written since.
+        # Snapshots by item, the items whose reference was written since the last check, and the names that
+        # each owner had since then; None where it was missing.
         self.snapshots: dict[Any, tuple[Any, Any]] = {}
         self.moved: set[Any] = set()
+        self.names: dict[Any, set[str | None]] = {}
 
     def settle(self) -> None:
         """Let the worker or the schedule do what there is to do."""
@@ -87,7 +89,7 @@ class Documents:
             "owner_id": owner,
             "points": pick(0, 1, 2, 3, 3, 4, 4, 5, None),
             "weight": pick(1, 2, 3),
-            "tag": pick("x", "y", "z", "$tag", "w"),
+            "tag": pick("x", "y", "z", "$tag", "$name"),
         }
 
     def new_item(self, **fields: Any) -> Any:

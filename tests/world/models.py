@@ -334,7 +334,7 @@ def build(world: World) -> Models:
         "average": (Annotated[float | None, Average(source, "points", **by)], None),
         "lowest": (Annotated[int | None, Min(source, "points", **by)], None),
         "highest": (Annotated[int | None, Max(source, "points", **by)], None),
-        "last_tag": (Annotated[str | None, Max(source, "tag", **by)], None),
+        "first_tag": (Annotated[str | None, Min(source, "tag", **by)], None),
         "top_items": (Annotated[list[ItemCard], Subset(source, sort="-points", size=3, **by)], []),
         "tags": (Annotated[list[str], Collect(source, "tag", size=3, **by)], []),
         "level": (Annotated[int | None, Formula({"$add": ["$rank", 10]}, **how)], None),

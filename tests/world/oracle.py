@@ -20,7 +20,7 @@ HOSTILE = 900
 # Fields whose stored names differ in camel case.
 WORDS = (
     *("owner_id", "unit_price", "name_then", "high_items", "line_items", "line_amount", "top_items"),
-    *("last_tag", "all_views", "deleted_at", "parent_id", "fan_count"),
+    *("first_tag", "all_views", "deleted_at", "parent_id", "fan_count"),
 )
 
 
@@ -170,7 +170,7 @@ class Oracle:
             "average": sum(points) / len(points) if points else None,
             "lowest": min(points, default=None),
             "highest": max(points, default=None),
-            "last_tag": max((row["tag"] for row in mine), default=None),
+            "first_tag": min((row["tag"] for row in mine), default=None),
             "top_items": [{"points": row["points"], "tag": row["tag"]} for row in ranked[:3]],
             "tags": sorted({row["tag"] for row in mine})[:3],
             "level": owner["rank"] + 10,

@@ -36,6 +36,7 @@ class Play(Acts, Checks):
         except Exception as error:
             self.log.append(f"{len(self.log) + 1}. {name} raised {error!r}")
             self.fail(f"call {name.split(' ')[0]}", f"step {len(self.log)} {name}: {error!r}"[:500])
+        self.note_names()
 
     def begin(self) -> None:
         """Documents from before Treadle, then some through the Store."""
