@@ -18,6 +18,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from pymongo import MongoClient
 
+from tests.kit.tiers import IS_FULL
 from tests.upkeep.daily_sales import (
     HOURLY,
     NOON,
@@ -316,7 +317,7 @@ def test_a_killed_run_is_done_again(server, database):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     sales = [raw(n % 40, "1", 2026, 3, 1 + n % 4) for n in range(20_000)]
     database.sales.insert_many(sales)
-    for number in range(6):
+    for number in range(6 if IS_FULL else 2):
         command = [sys.executable, "-c", RUNNER, server.uri, database.name]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, env=environment, cwd=Path(__file__).parents[2]

@@ -14,11 +14,12 @@ from pymongo import MongoClient
 
 from tests.kit import processes
 from tests.kit.fault_sweep import Write
+from tests.kit.tiers import IS_FULL
 from tests.patterns.archive.models import COUNTED, NOW, OLD, SMALL, Door, Letter, Sale, Shop, Visit, places
 from treadle import Store, UsageError
 
 # Few by default; TREADLE_STEPS=all plays as many as a release should have seen.
-STEPS = 5_000 if os.environ.get("TREADLE_STEPS") == "all" else 300
+STEPS = 5_000 if os.environ.get("TREADLE_STEPS") == "all" else 300 if IS_FULL else 60
 
 WRITES = {
     "archive": lambda store: store.archive(Sale, now=NOW),

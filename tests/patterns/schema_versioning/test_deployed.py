@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.deployed import IDS, NewUser, OldUser
+from tests.kit.tiers import IS_FULL
 from tests.support import annotated_values
 from treadle import Document, Store, migration
 from treadle.engine import lease
 
 SECONDS = 3.0
-KILLS = 10
+KILLS = 10 if IS_FULL else 2
 
 
 def process(*arguments: Any) -> subprocess.Popen[str]:
@@ -74,7 +75,7 @@ def test_two_releases_write_while_a_migration_goes_up_and_down(server, database)
 
 
 @pytest.mark.heavy
-def test_a_migration_that_is_killed_ten_times_ends_as_if_it_was_not(server, database):
+def test_a_migration_that_is_killed_often_ends_as_if_it_was_not(server, database):
     count = 2500
     originals = [
         {"_id": ObjectId(f"{number:024x}"), "name": "x", "phone": f"{number},{number % 7}"}
@@ -162,7 +163,7 @@ def families(draw: Any) -> tuple[list[type[Document]], list[Document], int]:
 
 
 @pytest.mark.heavy
-@settings(max_examples=40)
+@settings(max_examples=40 if IS_FULL else 10)
 @given(made=families())
 def test_whatever_is_written_validates_and_reads_back_equal(made, database):
     """And down(up(x)) == x: migrating down and up again changes no byte of what was stored."""
