@@ -512,12 +512,12 @@ def story_of_a_replaced_leader(database: Any) -> None:
 def story_of_a_fast_clock(database: Any) -> None:
     """The holder has its lease for another minute, whatever the clock of another client says."""
     store = Store(database, [Visit, Site])
-    real, limits = time.time, store.graph.limits
+    real = time.time
     take = store.runner.run
-    assert 1 == take(lease.attempt(limits, "one", "holder", 60.0, lambda owner: False))
+    assert 1 == take(lease.attempt("one", "holder", 60.0, lambda owner: False))
     try:
         time.time = lambda: real() + 3600.0
-        assert take(lease.attempt(limits, "one", "other", 60.0, lambda owner: False)) is None
+        assert take(lease.attempt("one", "other", 60.0, lambda owner: False)) is None
     finally:
         time.time = real
 

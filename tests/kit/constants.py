@@ -5,11 +5,25 @@ constants(tree_batch=2)     sets TREE_BATCH in each module that defines or impor
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+import treadle
+
+
+@functools.cache
+def import_all() -> None:
+    """Import the modules that the package itself imports when they are first needed."""
+    for package in ("engine", "patterns", "upkeep", "store"):
+        path = [f"{folder}/{package}" for folder in treadle.__path__]
+        for module in pkgutil.walk_packages(path, f"treadle.{package}."):
+            importlib.import_module(module.name)
 
 
 @pytest.fixture
@@ -17,6 +31,7 @@ def constants(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set constants by their names in lower case, until the end of the test."""
 
     def set_constants(**values: Any) -> None:
+        import_all()
         for name, value in values.items():
             constant = name.upper()
             modules = [

@@ -13,7 +13,7 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from treadle.server.local import find_mongod
+from treadle.server.local import _zone_folder, find_mongod
 
 READY_SECONDS_MAX = 60.0
 # The shell kills mongod when this process closes the pipe, or ends in any way.
@@ -29,7 +29,9 @@ class StandaloneServer:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.uri = f"mongodb://127.0.0.1:{self.port}/"
-        options = [f"--setParameter={name}={value}" for name, value in parameters.items()]
+        zones = _zone_folder()
+        options = ["--timeZoneInfo", zones] if zones else []
+        options += [f"--setParameter={name}={value}" for name, value in parameters.items()]
         self._process = subprocess.Popen(
             [
                 "sh", "-c", KEEPER, "sh", str(find_mongod()), "--dbpath", self._folder, "--bind_ip", "127.0.0.1", "--port", str(self.port),

@@ -391,9 +391,9 @@ def test_lost_history_is_made_good_by_looking_at_everything(forgetful, kind, cap
 
 def test_a_lease_is_taken_again_by_the_worker_whose_reply_was_lost(run, database):
     """It does not wait for itself."""
-    first = run(lease.attempt(Limits(), "worker", "me", 60.0, lambda owner: False))
-    second = run(lease.attempt(Limits(), "worker", "me", 60.0, lambda owner: False))
-    other = run(lease.attempt(Limits(), "worker", "you", 60.0, lambda owner: False))
+    first = run(lease.attempt("worker", "me", 60.0, lambda owner: False))
+    second = run(lease.attempt("worker", "me", 60.0, lambda owner: False))
+    other = run(lease.attempt("worker", "you", 60.0, lambda owner: False))
     assert (1, 2, None) == (first, second, other)
 
 
@@ -417,6 +417,6 @@ def test_a_lease_is_taken_from_a_worker_of_the_same_process_without_a_wait(datab
             former = session.session_id["id"]
         for owner, seconds in (("me", 0.0), ("you", 60.0)):
             mine = former if owner == "me" else None
-            taking = lease.attempt(Limits(), "worker", owner, seconds, lambda owner: False, mine)
+            taking = lease.attempt("worker", owner, seconds, lambda owner: False, mine)
             assert runner.run(noting(taking))
     assert [] == waits
