@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests.patterns.archive.models import COUNTED, NOW, OLD, Sale, Shop, places
 from tests.patterns.history.models import Policy, disorder, rows
+from tests.upkeep.followed import leading, read
 from tests.world.known import allowed, world_named
 from tests.world.play import Play
 from treadle import Count, Document, ExtendedReference, Id, Limits, Max, Store, Subset, Sum
@@ -428,22 +429,6 @@ def begun(database: Any) -> tuple[Store, list[Any]]:
 
 def totals(database: Any, keys: list[Any]) -> list[int]:
     return [database["sites"].find_one({"_id": key})["total"] for key in keys]
-
-
-@contextlib.contextmanager
-def leading(store: Store) -> Generator[tuple[Follower, Any]]:
-    """A follower that leads, to be stepped by hand, and what performs its plans."""
-    with store.runner.database.client.start_session() as session:
-        follower = store.worker()._following(store._capabilities(), session, "follower")
-        assert store.runner.run(follower.lead(), session)
-        yield follower, lambda plan: store.runner.run(plan, session)
-
-
-def read(follower: Follower, run: Any) -> list[Any]:
-    batch: list[Any] = []
-    while not batch:
-        batch = run(follower._read(0.5))
-    return batch
 
 
 def die_at(collection: str, database: Any) -> None:

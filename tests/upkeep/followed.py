@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Annotated, Any
 
-from treadle import Average, Count, Document, Id, Sum
+from treadle import Average, Count, Document, Id, Store, Sum
+from treadle.upkeep.stream import Follower
 
 Raw = dict[str, Any]
 
@@ -26,6 +29,23 @@ def without_former_states(database: Any, *collections: str) -> None:
     """Let the server keep none, if it ever did."""
     for name in filter(lambda name: has_former_states(database, name), collections):
         database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
+
+
+@contextlib.contextmanager
+def leading(store: Store) -> Generator[tuple[Follower, Any]]:
+    """A follower that leads, to be stepped by hand, and what performs its plans."""
+    with store.runner.database.client.start_session() as session:
+        follower = store.worker()._following(store._capabilities(), session, "follower")
+        assert store.runner.run(follower.lead(), session)
+        yield follower, lambda plan: store.runner.run(plan, session)
+
+
+def read(follower: Follower, run: Any) -> list[Any]:
+    """The next events, once there are any."""
+    batch: list[Any] = []
+    while not batch:
+        batch = run(follower._read(0.5))
+    return batch
 
 
 class Sale(Document, collection="sales"):

@@ -12,7 +12,7 @@ import pytest
 from bson import Int64, ObjectId, Timestamp
 from bson.decimal128 import Decimal128
 
-from tests.upkeep.test_stream_mutations import leading, read
+from tests.upkeep.followed import leading, read
 from treadle import Average, Count, Document, Id, Limits, Store, Sum
 from treadle.plan import DatabaseCommand, Read
 from treadle.query.comparison import exact_sum

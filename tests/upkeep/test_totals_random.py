@@ -15,8 +15,7 @@ import pytest
 from bson import Decimal128, Int64
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from tests.upkeep.followed import without_former_states
-from tests.upkeep.test_stream_mutations import leading
+from tests.upkeep.followed import leading, without_former_states
 from treadle import Average, Count, Document, Limits, Store, Sum
 from treadle.engine import lease
 from treadle.engine.lease import LeaseLost
