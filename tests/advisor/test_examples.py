@@ -48,6 +48,7 @@ def stable(report: Report) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_is_as_before(name: str, database: Any) -> None:
     importlib.import_module(f"examples.databases.{name}").fill(Maker(database))

@@ -24,6 +24,7 @@ def test_explain_tells_every_code() -> None:
     assert set(load()) == {each["code"] for each in json.loads(run_verb("explain", "--json").output)}
 
 
+@pytest.mark.all
 def test_explain_knows_every_error_without_a_network() -> None:
     errors = described_errors()
     assert {"duplicate-key", "document-changed", "field-unknown"} <= set(errors)

@@ -145,13 +145,9 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
     """Four writers go on meanwhile, and a probe measures how long its own writes take to show."""
     what = (SHOP, server.uri, database.name)
     lanes = [
-        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_WORKERS // 2, 1, processes.work, *what)),
-        threading.Thread(
-            target=kill_again_and_again, args=(KILLS_OF_REBUILDS // 2, 2, processes.rebuild, *what)
-        ),
-        threading.Thread(
-            target=kill_again_and_again, args=(KILLS_OF_SCHEDULES // 2, 3, processes.run_due, *what)
-        ),
+        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_WORKERS, 1, processes.work, *what)),
+        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_REBUILDS, 2, processes.rebuild, *what)),
+        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_SCHEDULES, 3, processes.run_due, *what)),
     ]
     with processes.writers(server.uri, database.name, 7.0, pause=0.005), Probe(database) as probe:
         for lane in lanes:
@@ -161,9 +157,7 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
         # One that lives shows what the others left.
         last = processes.start(processes.work, *what)
         time.sleep(1.0)
-    said.setdefault("kills", []).append(
-        KILLS_OF_WORKERS // 2 + KILLS_OF_REBUILDS // 2 + KILLS_OF_SCHEDULES // 2
-    )
+    said.setdefault("kills", []).append(KILLS_OF_WORKERS + KILLS_OF_REBUILDS + KILLS_OF_SCHEDULES)
     said.setdefault("convergence while workers are killed", []).extend(probe.taken)
     start = time.monotonic()
     wait_for(lambda: not streamed.wrong(database))
@@ -362,6 +356,7 @@ def test_a_killed_server_loses_nothing_that_was_acknowledged(tmp_path, said):
 ADOPTED = int(os.environ.get("TREADLE_ADOPTED", "30000"))
 
 
+@pytest.mark.all
 def test_a_pattern_is_adopted_while_writers_go_on(server, database, said):
     """A large collection from before, a rebuild, then the worker: no gap between them."""
     products = [{"site": "many", "number": number} for number in range(300)]

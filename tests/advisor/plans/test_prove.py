@@ -63,6 +63,7 @@ def test_a_gain_below_the_interval_is_not_said_to_hold(proven: float, text: str)
     assert _verdict(read).startswith(text)
 
 
+@pytest.mark.all
 def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tmp_path: Path) -> None:
     products = shop(database)
     plan = plan_for(database, "computed", "subset", "extended-reference")

@@ -444,7 +444,9 @@ def test_kill_9_at_any_point_and_recovery_ends_it(fault_sweep, model, scenario, 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("scenario", ["move", "subtree", "insert", "delete"])
-@pytest.mark.parametrize("model", [Array, Listed], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", [Array, pytest.param(Listed, marks=pytest.mark.all)], ids=lambda model: model.__name__
+)
 def test_a_lost_reply_leaves_a_tree(fault_sweep, model, scenario, record_points):
     """What was acknowledged is there; what raised is there or not; the next write finishes what is pending."""
     stores = fault_sweep.stores("trees", [model], SMALL)
