@@ -40,7 +40,7 @@ PYTEST := $(RUN)/python -m pytest -n 2 --dist=worksteal --durations=15
 test-quick: $(VENV)/installed ## what needs no server, and one path through each pattern: under 90 seconds
 	$(PYTEST) -m "quick or not (server or heavy or all)"
 
-test: lint ## lint, types, and tests on a real server: under 10 minutes on two cores
+test: lint ## lint, types, and tests on a real server
 	$(PYTEST) --junitxml=build/tests.xml
 
 test-all: lint ## both Stores, all pairs, all faults, all kills, mutants, MongoDB 6.0.27, three members, a browser, …: up to 60 minutes

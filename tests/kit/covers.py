@@ -29,6 +29,7 @@ def named_modules() -> dict[str, list[Path]]:
     return named
 
 
+@functools.cache
 def files_covering(module: str) -> list[Path]:
     """The test files of a module such as "engine/lease"."""
     folder, _, name = module.rpartition("/")
@@ -36,6 +37,7 @@ def files_covering(module: str) -> list[Path]:
     return [*([namesake] if namesake.exists() else []), *named_modules().get(module, [])]
 
 
+@functools.cache
 def modules() -> list[str]:
     """Every module of the package that is written by hand, as "engine/lease"."""
     paths = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))

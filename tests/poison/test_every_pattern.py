@@ -14,6 +14,9 @@ from tests.poison.values import VALUES, document
 from tests.test_every_pattern import BEHAVING, SAMPLES
 from treadle import Store
 
+# The worlds of test_pairs.py have hostile values in make test.
+pytestmark = pytest.mark.all
+
 
 def spoilt(good: dict[str, Any]) -> list[dict[str, Any]]:
     """The same document with each value in one of its fields, in turn, and in Treadle's own."""

@@ -20,6 +20,9 @@ from tests.poison.values import VALUES, replace
 from tests.test_every_pattern import BEHAVING, SAMPLES
 from treadle import Document, ExtendedReference, History, Store
 
+# The worlds of test_pairs.py have hostile values in make test.
+pytestmark = pytest.mark.all
+
 # Readings are no documents that anybody refers to.
 FOLLOWED = [name for name in BEHAVING if name not in ("bucket", "time_series")]
 GOOD = 5

@@ -15,7 +15,7 @@ from tests.poison.scenarios import SCENARIOS
 from tests.poison.test_derived import mended, settled
 from tests.poison.test_every_pattern import spoilt, stored_anyway
 from tests.poison.test_every_write import NEIGHBOURS
-from tests.poison.values import ALL_VALUES, VALUES, Element, insert, replace
+from tests.poison.values import VALUES, Element, insert, replace
 from treadle import Approximate, Document, Store, migration
 from treadle.errors import TreadleError
 from treadle.model.codec import codec_of
@@ -79,7 +79,7 @@ def test_a_migration_of_sources_goes_on(database, name):
     """What follows from them stays right, and what could not be migrated is listed until it is."""
     scenario = copy.copy(SCENARIOS[name])
     # Each recomputation reads all sources that are not migrated yet.
-    scenario.values = dict(list(ALL_VALUES.items())[::4])
+    scenario.values = dict(list(VALUES.items())[::4])
     models = scenario.models("write", version=2)
     source = models[0]
     migration(source, from_version=1)(lambda document: {**document, "seen": True})

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from tests.poison.values import ALL_VALUES, insert, replace
+from tests.poison.values import VALUES, insert, replace
 from treadle import Document, ExtendedReference, Limits
 from treadle.errors import DataError
 
-BROKEN = ALL_VALUES["bytes that are no UTF-8"]
+BROKEN = VALUES["bytes that are no UTF-8"]
 
 
 class Place(Document, collection="places", validation="off"):
@@ -90,9 +90,7 @@ def test_an_id_that_cannot_be_decoded_is_passed_by(run, database):
     store.setup()
     store.insert(Place(id=1))
     store.insert_many([Visit(id=number, place_id=1) for number in range(5)])
-    for number, value in enumerate(
-        (BROKEN, ALL_VALUES["a UUID of three bytes"], ALL_VALUES["an empty UUID"])
-    ):
+    for number, value in enumerate((BROKEN, VALUES["a UUID of three bytes"], VALUES["an empty UUID"])):
         insert(database, "visits", {"_id": value, "place_id": 1, "number": number})
     database["visits"].update_many({"_id": {"$lt": 5}}, {"$set": {"place": None}})
     findings = store.verify()

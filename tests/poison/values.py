@@ -11,8 +11,6 @@ from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 from pymongo.database import Database
 
-from tests.kit.tiers import IS_FULL
-
 
 class Element:
     """A value that the driver cannot encode, as its type and its bytes."""
@@ -37,7 +35,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-ALL_VALUES: dict[str, Any] = {
+VALUES: dict[str, Any] = {
     # What the driver cannot decode.
     "bytes that are no UTF-8": text(b"\xff\xfe\xfd"),
     "half a character": text(b"caf\xc3"),
@@ -96,8 +94,6 @@ ALL_VALUES: dict[str, Any] = {
     "undefined": Element(0x06, b""),
     "a database pointer": Element(0x0C, struct.pack("<i", 2) + b"a\0" + b"1" * 12),
 }
-# `make test` takes every fourth of them; each pattern meets all of them in `make test-all`.
-VALUES = ALL_VALUES if IS_FULL else dict(list(ALL_VALUES.items())[::4])
 
 
 def document(fields: dict[str, Any]) -> RawBSONDocument:
