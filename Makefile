@@ -34,8 +34,9 @@ $(VENV)/installed-bench: $(VENV)/installed
 demo: $(VENV)/installed-demo ## show Treadle on a naive shop, in about a minute
 	$(RUN)/treadle demo
 
-# Slow tests begin first, and a process that has none left takes over tests of the other.
-PYTEST := $(RUN)/python -m pytest -n 2 --dist=worksteal --durations=15
+# Slow tests begin first, and a process that has none left takes over tests of another. Three processes,
+# because each waits for its server part of the time.
+PYTEST := $(RUN)/python -m pytest -n 3 --dist=worksteal --durations=15
 
 test-quick: $(VENV)/installed ## what needs no server, and one path through each pattern: under 90 seconds
 	$(PYTEST) -m "quick or not (server or heavy or all)"

@@ -166,7 +166,8 @@ def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed, cons
     (ran,) = store.run_due(now=NOON + HOURLY)
     assert not ran.whole
     opened = [body for name, body in listener.commands if name == "aggregate" and body["aggregate"] == 1]
-    assert 1 < len(opened) <= passed + 1
+    # Windows that the newest ids already name need no second stream.
+    assert 1 <= len(opened) <= passed + 1
     assert [] == store.verify()
     found = summaries(database)
     assert ((8, 32), (1, 1), (2, 2), (1, 1)) == (found[0, 2], found[3, 5], found[3, 7], found[0, 12])

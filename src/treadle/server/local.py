@@ -64,6 +64,8 @@ DEFAULT_ARGUMENTS = {
     "--wiredTigerEngineConfigString": ["log=(file_max=32MB)"],
     "--quiet": [],
     "--noscripting": [],
+    # Setting up and dropping wait for the journal, which is otherwise flushed each 100 ms.
+    "--journalCommitInterval": ["10"],
     # Not zlib, by which servers before 2026 can be made to show what is in their memory (CVE-2025-14847).
     "--networkMessageCompressors": ["snappy,zstd"],
 }
