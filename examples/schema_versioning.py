@@ -7,12 +7,11 @@ in the background, and nobody waits for that.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from examples.story import show, step, tell, verified
 
-from treadle import Document, OldDocuments, Store, migration
+from treadle import Document, Store, migration
 
 
 class Person(Document, collection="people", version=2):
@@ -70,9 +69,7 @@ def story(store: Store) -> None:
 
     step("A filter speaks of what is stored, so until all are moved ask for both versions")
     either = {"$or": [{"contact_method.work": "503-555-0100"}, {"work": "503-555-0100"}]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OldDocuments)
-        assert [2] == [person.id for person in store.find(Person, either)]
+    assert [2] == [person.id for person in store.find(Person, either)]
 
     step("The rest moves in the background; a document that cannot is set aside")
     people.insert_one({"_id": 5, "name": "R2-D2", "work": {"beep": True}})

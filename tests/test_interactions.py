@@ -24,7 +24,6 @@ from treadle import (
     Store,
     Subset,
     Sum,
-    migration,
 )
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -190,27 +189,6 @@ def test_a_late_source_leaves_no_finding_about_an_adopted_snapshot(database):
     store.insert(Author(id=7, name="Ada"))
     assert "Ada" == store.get(Book, 1).author
     assert [] == store.verify()
-
-
-class Score(Document, collection="scores", version=2, soft_delete="deleted_at"):
-    id: int
-    author_id: int = 1
-    points: int
-    deleted_at: datetime | None = None
-    author: Annotated[str | None, ExtendedReference(Author, by="author_id", field="name")] = None
-
-
-migration(Score, from_version=1, up=[{"$set": {"points": {"$toInt": "$pts"}}}, {"$unset": ["pts"]}])
-
-
-@pytest.mark.xfail(strict=True, reason="p05: restore() returns a version-1 document without its migration")
-def test_restore_returns_the_current_version(database):
-    store = started(database, Author, Score)
-    store.insert(Author(id=1, name="Ada"))
-    database["scores"].insert_one({"_id": 1, "author_id": 1, "pts": "3"})
-    store.repair()
-    store.delete(Score, 1)
-    assert 3 == store.restore(Score, 1).points
 
 
 class Task(

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.engine.lazy import OldDocuments
     from treadle.errors import (
         BulkFailed,
         Conflict,
@@ -125,7 +124,6 @@ __all__ = [
     "Nested",
     "NotFound",
     "NotSetUp",
-    "OldDocuments",
     "Outlier",
     "Page",
     "ParentReference",
@@ -208,7 +206,6 @@ _HOMES = {
     "Month": "patterns.rollup",
     "NotFound": "errors",
     "NotSetUp": "store.shell",
-    "OldDocuments": "engine.lazy",
     "Outlier": "patterns.outlier.rule",
     "Nested": "graph.outcomes",
     "Page": "graph.outcomes",

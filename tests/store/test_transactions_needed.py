@@ -311,5 +311,6 @@ def test_versioned_models_are_read_and_written_but_not_migrated(plain):
         assert "transactions-unavailable" == refused.value.code
         assert COMMANDS in str(refused.value)
     assert {"_id": 1, "phone": "1"} == plain["users"].find_one({"_id": 1})
-    with pytest.raises(DataError):
-        store.update(User, {"_id": 1}, {"$set": {"phones": "no list"}})
+    with pytest.raises(UsageError) as refused:
+        store.update(User, {"_id": 1}, {"$push": {"phones": "2"}})
+    assert "transactions-unavailable" == refused.value.code

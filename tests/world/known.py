@@ -138,14 +138,8 @@ def defect(name: str, features: str, *must: str, may: tuple[str, ...] = (), mode
 
 
 DEFECTS: list[Defect] = [
-    # The formula of an outdated document is computed from the document as it is stored.
-    defect("r12", "item.python_version", "score", may=("scores", "daily.scores")),
-    defect("r12", "item.pipeline_version", may=("score", "scores", "daily.scores")),
-    defect("r12", "owner.python_version", "level"),
-    defect("r12", "owner.pipeline_version", "level", modes="write"),
-    defect("r12", "owner.pipeline_version", may=("level",)),
-    # An outdated document whose reference has another name has no copy.
-    defect("p02", "item.pipeline_version", "owner", may=COPIES),
+    # A changed source does not reach the copies of an outdated document whose reference has another name.
+    defect("p02", "item.pipeline_version", "owner", may=COPIES, modes="write"),
     # A Store that writes an older version refuses inserts, and computes from documents as they are stored.
     defect(
         "r01",

@@ -122,7 +122,7 @@ def versioned(store: AnyStore, names: list[str] | None) -> list[type[Document]]:
     if names:
         return models_named(store, names)
     models: list[type[Document]] = [
-        entry.model for entry in store.graph.by_collection.values() if entry.versioned
+        entry.model for entry in store.graph.by_collection.values() if entry.versions.is_versioned
     ]
     if not models:
         raise UsageError("no model of this store has a version=", code="version-invalid")
@@ -166,7 +166,7 @@ def _show_result(result: Migrated, dry_run: bool) -> None:
 
 
 def _show_sample(sample: Sample) -> None:
-    from treadle.engine.convert import identical
+    from treadle.query.comparison import identical
 
     say(f"  _id {sample.document_id!r}")
     before, after = sample.before, sample.after

@@ -144,7 +144,7 @@ def together(works: Sequence[Work[Any]]) -> list[tuple[Work[Any], list[Work[Any]
 def _likeness(work: Work[Any]) -> tuple[Any, Any]:
     """What neighbours must have in common to be done together: their kind, and their model."""
     entry = work.entry
-    apart = entry.versioned or any(each.answering("record") for each in entry.related)
+    apart = entry.versions.is_versioned or any(each.answering("record") for each in entry.related)
     if type(work) not in (UpdateOneDocument, DeleteOneDocument) or apart:
         return None, None
     return (type(work), entry) if work.key else (None, None)  # type: ignore[attr-defined]

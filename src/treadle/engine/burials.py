@@ -21,6 +21,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.touches import stamp_expressions, touches_of
+from treadle.engine.version_upgrade import upgrade_stored
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Change
@@ -78,6 +79,7 @@ class Restore(Work[D | None]):
         before = yield from find_one(self.entry.collection, self.filter)
         if before is None:
             return None
+        (before,) = yield from upgrade_stored(self.entry, [before])
         entry, key = self.entry.of(before), before["_id"]
         derived = derivation(entry)
         yield from ledger.note_before(entry, [key])

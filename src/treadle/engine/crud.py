@@ -13,9 +13,8 @@ from uuid import UUID
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, WriteError
 
-from treadle.engine import lazy
-from treadle.engine.lazy import UPGRADE_ATTEMPTS_MAX
 from treadle.engine.pages import by_ids, chunks
+from treadle.engine.version_upgrade import matches_outdated, read_current
 from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
@@ -30,7 +29,6 @@ from treadle.plan import (
     Plan,
     Raw,
     Read,
-    by_id,
     count_documents,
     delete_many,
     find_one,
@@ -223,7 +221,7 @@ def get(entry: Entry[Any], identity: Any, card: Card[Any] | None = None) -> Plan
     if card is not None:
         chosen = (*chosen, card.projection)
     raw = yield Call(entry.collection, "find_one", chosen, NO_OPTIONS, writes=False, ids=(key,))
-    if raw is not None and (entry.attends or card is not None):
+    if raw is not None and (entry.versions.needs_server or card is not None):
         (raw,) = yield from shown(entry, [raw], card)
     return None if raw is None else loader(entry, card)(raw)
 
@@ -242,8 +240,6 @@ def find_first(
             raw = yield Call(entry.collection, "find_one", (cleaned, projection), writes=False, ids=ids)
         else:
             raw = yield from find_one(entry.collection, cleaned, projection, sort=keys)
-    if entry.versioned:
-        yield from lazy.warn_once(entry, filter)
     if raw is None:
         return None
     (raw,) = yield from shown(entry, [raw], card)
@@ -263,18 +259,18 @@ def loader(entry: Entry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
 
 def shown(entry: Entry[Any], raws: list[Raw], card: Card[Any] | None) -> Plan[list[Raw | None]]:
     """Documents as the current version has them; None for one that was deleted meanwhile."""
-    if not entry.versioned:
+    if not entry.versions.is_versioned:
         return list(raws)
     if card is None:
-        return list((yield from lazy.present(entry, raws)))
+        return list((yield from read_current(entry, raws)))
     # A migration may read any field, so a card of an older document is taken from the whole of it.
-    older = [raw["_id"] for raw in raws if lazy.is_stale(entry, raw)]
+    older = [raw["_id"] for raw in raws if entry.versions.is_outdated(raw)]
     if not older:
         return list(raws)
     whole = yield from by_ids(entry.collection, older)
-    current = yield from lazy.present(entry, [*whole.values()])
+    current = yield from read_current(entry, [*whole.values()])
     converted = dict(zip(whole, current, strict=True))
-    return [converted.get(freeze(raw["_id"])) if lazy.is_stale(entry, raw) else raw for raw in raws]
+    return [converted.get(freeze(raw["_id"])) if entry.versions.is_outdated(raw) else raw for raw in raws]
 
 
 def check_window(skip: Any, limit: Any) -> None:
@@ -341,36 +337,26 @@ def update_one_raw(
     sort: Any = None,
     **options: Any,
 ) -> Plan[Raw | None]:
-    """Update one document and see it; one of an older version is upgraded up first."""
-    if not entry.versioned:
+    """Update one document and see it; raises `NotAlone` where an outdated one must be upgraded first."""
+    chain = entry.versions
+    if not chain.is_versioned:
         return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
-    for _ in range(UPGRADE_ATTEMPTS_MAX):
-        which = chosen
-        if sort is not None:
-            # The first of all versions: one that is upgraded only then would be passed over.
-            first = yield from find_one(entry.collection, chosen, {"_id": 1}, sort=sort)
-            if first is None:
-                return None
-            which = {"$and": [by_id(first["_id"]), chosen]}
-        current = {"$and": [which, lazy.current_only(entry)]}
-        raw = yield from find_one_and_update(entry.collection, current, update, **options)
-        if raw is not None:
-            return raw
-        if not chosen.keys() <= {"_id", *entry.scope} and (yield from lazy.matches_older(entry, which)):
-            # It may be known by a name or value that it does not have in the current version.
-            raise NotAlone
-        upgraded = yield from lazy.bring_up(entry, which, limit=1)
-        if not upgraded and (yield from find_one(entry.collection, chosen, {"_id": 1})) is None:
-            return None
-    raise lazy.contended(entry)
+    # The first of all versions: an outdated one would be passed over.
+    if sort is not None and (yield from matches_outdated(entry, chosen)):
+        raise NotAlone
+    current = {"$and": [chosen, chain.current_only]}
+    raw = yield from find_one_and_update(entry.collection, current, update, sort=sort, **options)
+    if raw is None and (yield from find_one(entry.collection, chosen, {"_id": 1})) is not None:
+        raise NotAlone
+    return raw
 
 
 def update_many_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[int]:
-    """Update all that match, if none of them is of an older version."""
-    if entry.versioned:
-        if (yield from lazy.matches_older(entry, chosen)):
+    """Update all that match; raises `NotAlone` where an outdated one must be upgraded first."""
+    if entry.versions.is_versioned:
+        if (yield from matches_outdated(entry, chosen)):
             raise NotAlone
-        chosen = {"$and": [chosen, lazy.current_only(entry)]}
+        chosen = {"$and": [chosen, entry.versions.current_only]}
     result = yield from update_many(entry.collection, chosen, update)
     return result.matched_count
 

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from bson import ObjectId
 from pymongo import UpdateOne
 
-from treadle.engine import crud, lazy
+from treadle.engine import crud
 from treadle.engine.burials import bury, burying
 from treadle.engine.checked import as_written
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
+from treadle.engine.version_upgrade import upgraded
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
@@ -98,10 +99,10 @@ class DeleteOneDocument(_Delete, Work[D | None]):
 
     def _current(self, raw: Raw | None) -> Plan[Raw | None]:
         """The deleted document as the current version has it."""
-        if raw is None or not self.entry.attends:
+        if raw is None:
             return raw
         try:
-            return (yield from lazy.in_memory(self.entry, [raw]))[0]
+            return (yield from upgraded(self.entry, [raw]))[0]
         except DataError:
             # What no migration can read must be possible to delete.
             return raw

@@ -19,10 +19,10 @@ from typing import Any
 import bson
 from pymongo import UpdateOne
 
-from treadle.engine.older import as_current
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
 from treadle.engine.set_aside import set_aside_unreadable
+from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.errors import InvalidValue
 from treadle.graph.derived import CopyRule
 from treadle.graph.pattern import REVISION, Entry, Rule
@@ -152,7 +152,7 @@ def read_sources(
         if guarded:
             yield from update_many(source.collection, condition, bump)
         documents = yield from find(source.collection, condition)
-    documents = yield from as_current(source, documents)
+    documents = yield from upgraded_leniently(source, documents)
     sources = {freeze(value_at(each, to)): each for each in documents}
     missing = [key for key in keys if freeze(key) not in sources]
     if missing and source.elsewhere is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from treadle.engine.older import as_current, older_among, through_versions
+from treadle.engine.older import older_among, through_versions
 from treadle.engine.pipelines import derivation
+from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Rule
@@ -119,7 +120,7 @@ def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict
     keys: dict[GatherRule, list[Any]] = {}
     by_signature: dict[Any, list[Any]] = {}
     if rules:
-        documents = yield from as_current(rules[0].source.root, documents)
+        documents = yield from upgraded_leniently(rules[0].source, documents)
     for rule in rules:
         if rule.key.local:
             keys[rule] = [key for document in documents for key, _ in rule.contributions(document)]

@@ -13,16 +13,13 @@ index by which they are found, and there are none once `migrate` has run.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import bson
 
-from treadle.engine.convert import convert, encodable
-from treadle.engine.lazy import current_only, is_stale, other_versions
 from treadle.engine.pages import matching, readable_page
-from treadle.errors import DataError, UsageError
+from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
@@ -35,32 +32,6 @@ OLDER_CHUNK = 2_000
 OLDER_BYTES_MAX = 4 * 1024 * 1024
 
 
-def may_be_older(entry: Entry[Any]) -> bool:
-    """Whether a model's documents may have to be converted before others are made of them.
-
-    Not where this Store itself writes an older version: it refuses to where
-    the two differ in anything that a rule depends on.
-    """
-    lineages = [each.lineage for each in (entry, *entry.below) if each.lineage is not None]
-    return entry.versioned and all(each.written == each.current for each in lineages)
-
-
-def as_current(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
-    """Documents as the current version has them, nothing stored; one that cannot be converted as it is."""
-    current = list(raws)
-    if not may_be_older(entry):
-        return current
-    stale = [number for number, raw in enumerate(raws) if raw and is_stale(entry, raw)]
-    if stale:
-        outcomes = yield from convert(entry, [raws[number] for number in stale])
-        for number, outcome in zip(stale, outcomes, strict=True):
-            # One that would not be BSON could not be stored in the current version either.
-            with contextlib.suppress(UsageError):
-                if not isinstance(outcome, DataError):
-                    current[number] = encodable(outcome.after, entry.model)
-    return current
-
-
 def older_sources(rule: GatherRule, keys: Sequence[Any] | None) -> Plan[list[Raw]]:
     """The older documents of a rule's source, converted; those of some targets, where Python can tell.
 
@@ -68,9 +39,9 @@ def older_sources(rule: GatherRule, keys: Sequence[Any] | None) -> Plan[list[Raw
     and where only the targets are asked for (`keys` is None), one for each.
     """
     source = rule.source
-    if not may_be_older(source):
+    if not source.versions.may_change:
         return []
-    condition, limits = {"$and": [source.scope, other_versions(source)]}, source.limits
+    condition, limits = source.versions.outdated_only, source.limits
     wanted = None if keys is None or not rule.key.local else set(map(freeze, keys))
     kept: list[Raw] = []
     met: set[Any] = set()
@@ -85,7 +56,7 @@ def older_sources(rule: GatherRule, keys: Sequence[Any] | None) -> Plan[list[Raw
             documents, last = yield from readable_page(source.model.__name__, reading, last)
             if last is None:
                 break
-            for raw in (yield from as_current(source, documents)):
+            for raw in (yield from upgraded_leniently(source, documents)):
                 if keys is None and not rule.server_side:
                     mine = {freeze(key) for key, _ in rule.contributions(raw)}
                     needed = not mine <= met
@@ -108,7 +79,7 @@ def _followed(source: Entry[Any], raw: Raw) -> Raw:
 def _names_followed(source: Entry[Any]) -> set[str] | None:
     """The fields of a source that its rules read, however they are maintained; None for all."""
     names = {"_id", RESERVED}
-    names |= {each.lineage.field for each in (source, *source.below) if each.lineage is not None}
+    names.add(source.versions.field)
     if source.family is not None:
         names.add(source.family.discriminator)
     for rule in [rule for each in source.related for rule in each.feeding(GatherRule, None)]:
@@ -121,18 +92,18 @@ def _names_followed(source: Entry[Any]) -> set[str] | None:
 
 def has_older(source: Entry[Any]) -> Plan[bool]:
     """Whether a source holds documents of older versions."""
-    if not may_be_older(source):
+    if not source.versions.may_change:
         return False
-    condition = {"$and": [source.scope, other_versions(source)]}
+    condition = source.versions.outdated_only
     return (yield from find_one(source.collection, condition, {"_id": 1})) is not None
 
 
 def older_among(source: Entry[Any], ids: Sequence[Any]) -> Plan[list[Raw]]:
     """Those of some sources that are older, converted; without what no rule reads."""
-    if not ids or not may_be_older(source):
+    if not ids or not source.versions.may_change:
         return []
-    chosen = {"$and": [{"_id": {"$in": list(ids)}}, other_versions(source)]}
-    current = yield from as_current(source, (yield from find(source.collection, chosen)))
+    chosen = {"$and": [{"_id": {"$in": list(ids)}}, source.versions.outdated_only]}
+    current = yield from upgraded_leniently(source, (yield from find(source.collection, chosen)))
     return [_followed(source, each) for each in current]
 
 
@@ -191,7 +162,7 @@ def through_versions(
     if not older:
         return [{"$match": match}] if match else []
     ids = [each["_id"] for each in older]
-    field = next(each.lineage.field for each in (source, *source.below) if each.lineage is not None)
+    field = source.versions.field
     converted = {"$arrayElemAt": [{"$literal": list(older)}, "$$at"]}
     # One that was migrated since it was read is taken as it is now.
     versions = [{"$ifNull": [f"${field}", 1]}, {"$let": {"vars": {"v": converted}, "in": f"$$v.{field}"}}]
@@ -199,9 +170,9 @@ def through_versions(
     at = {"$indexOfArray": [{"$literal": ids}, "$_id"]}
     mine: Raw = {"_id": {"$in": ids}}
     if only:
-        chosen: Raw = {"$and": [mine, other_versions(source)]}
+        chosen: Raw = {"$and": [mine, source.versions.outdated_only]}
     else:
-        chosen = {"$or": [{"$and": [match, current_only(source)]}, mine]}
+        chosen = {"$or": [{"$and": [match, source.versions.current_only]}, mine]}
     return [
         {"$match": chosen},
         {"$replaceWith": {"$let": {"vars": {"at": at}, "in": {"$cond": [replaced, converted, "$$ROOT"]}}}},

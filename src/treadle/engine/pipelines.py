@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.kinds import scoped_formula
+from treadle.graph.kinds import build_formula_stages
 from treadle.graph.pattern import REVISION, Entry, Touch
 from treadle.plan import Raw
 from treadle.query.comparison import identical
@@ -23,7 +23,7 @@ class Derivation:
         self.copies = entry.having(CopyRule)
         self.locals = entry.having(LocalRule)
         self.formulas = entry.having(FormulaRule)
-        self.formula_stages = _formula_stages(entry)
+        self.formula_stages = build_formula_stages(entry)
         # Whether a document must be filled in before it is stored.
         self.fills = bool(self.copies or self.locals)
         # What each write maintains.
@@ -105,23 +105,6 @@ def changed_fields(before: Raw, after: Raw) -> Raw:
 def formula_stages(target: Entry[Any]) -> list[Raw]:
     """The target's formulas, those that read others after these."""
     return derivation(target).formula_stages
-
-
-def _formula_stages(target: Entry[Any]) -> list[Raw]:
-    if target.family is not None:
-        # Each for itself: formulas of several kinds may set the same field.
-        formulas = dict.fromkeys(rule for each in target.related for rule in each.having(FormulaRule))
-        ordered = sorted(formulas, key=lambda rule: rule.level)
-        return [{"$set": scoped_formula(rule, rule.expression)} for rule in ordered]
-    by_level: dict[int, Raw] = {}
-    for formula in target.having(FormulaRule):
-        expression = formula.expression
-        if target.group is not None:
-            # A group that has just become empty is about to go; who divides by its count must not fail.
-            filled = {"$gt": [f"${target.group.path}", 0]}
-            expression = {"$cond": [filled, expression, f"${formula.path}"]}
-        by_level.setdefault(formula.level, {})[formula.path] = expression
-    return [{"$set": sets} for _, sets in sorted(by_level.items())]
 
 
 def stamps_of(rules: Sequence[GatherRule]) -> Raw:

@@ -20,10 +20,10 @@ from treadle.engine.deletes import follow_references
 from treadle.engine.fill import fill_copies, guard
 from treadle.engine.ledger import Contributions, Ledger, evaluate
 from treadle.engine.named import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
-from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.engine.set_aside import set_aside
+from treadle.engine.version_upgrade import upgrade_possible, upgraded_leniently
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
@@ -94,7 +94,7 @@ def react(
             changes = ledger.of(entry.collection)
             if changes:
                 stale: set[Any] = set()
-                if may_be_older(entry.root):
+                if entry.versions.may_change:
                     changes, stale = yield from _in_current_version(entry, changes)
                 answers: Contributions = {}
                 if on_server:
@@ -182,8 +182,8 @@ def _rename(rule: GatherRule, ledger: Ledger, effects: dict[Any, _Effect]) -> Pl
 
 def _in_current_version(entry: Entry[Any], changes: list[Change]) -> Plan[tuple[list[Change], set[Any]]]:
     """Changes as the current version has them, and the frozen ids of those that were older before."""
-    befores = yield from as_current(entry.root, [change.before or {} for change in changes])
-    afters = yield from as_current(entry.root, [change.after or {} for change in changes])
+    befores = yield from upgraded_leniently(entry, [change.before or {} for change in changes])
+    afters = yield from upgraded_leniently(entry, [change.after or {} for change in changes])
     stale: set[Any] = set()
     current = []
     for change, before, after in zip(changes, befores, afters, strict=True):
@@ -215,10 +215,17 @@ def _update_targets(
     """One update per target, all its rules in it."""
     changed: list[_Effect] = []
     anew: dict[GatherRule, list[Any]] = {}
+    outdated: set[Any] = set()
+    if target.versions.may_change:
+        chosen = {"_id": {"$in": [effect.key for effect in effects.values()]}}
+        upgraded = yield from upgrade_possible(target, chosen)
+        outdated = {freeze(each["_id"]) for each in upgraded.documents}
     # A target that this very transaction inserted, or brought back, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
         new = {freeze(change.id) for change in ledger.of(target.collection) if _came(target, change)}
+    # What an outdated target held was not maintained by this version's rules.
+    new |= outdated
     for frozen, effect in effects.items():
         moved: list[GatherRule] = []
         for rule in effect.anew:
@@ -368,7 +375,7 @@ def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Documents by frozen key, with what others are fed by."""
     projection = None
     # A migration may read any field.
-    if entry.watched is not None and not entry.root.versioned:
+    if entry.watched is not None and not entry.root.versions.is_versioned:
         own = entry.group.key.targets if entry.group is not None else []
         projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
     rows: list[Raw] = []
@@ -460,14 +467,14 @@ def differing_copies(rule: CopyRule, source: Raw) -> Plan[Raw]:
     if formula_stages(rule.target):
         # These are computed with the copy, and may differ though it does not.
         return {}
-    (current,) = yield from as_current(rule.source, [source])
+    (current,) = yield from upgraded_leniently(rule.source, [source])
     return rule.differing(current)
 
 
 def update_copies(rule: CopyRule, name: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
-    (source,) = yield from as_current(rule.source, [source])
+    (source,) = yield from upgraded_leniently(rule.source, [source])
     condition = {**within, **rule.referring(name), **(yield from differing_copies(rule, source))}
     formulas = formula_stages(target)
     update, filters = rule.sync_update(name, source, formulas)

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from treadle.engine import crud, lazy
+from treadle.engine import crud
 from treadle.engine.named import READ_KEYS_MAX
 from treadle.engine.pages import chunks
+from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, PageReader, skipping
@@ -59,8 +60,8 @@ class DocumentReader(PageReader[R]):
         if noted is not None:
             self._load = skipping(self._load, noted)
         # Where all documents are as the model has them, there is nothing to do to a page.
-        warns = entry.versioned and bool(filter) and not entry.warned
-        self._attends = entry.attends or warns or (entry.versioned and card is not None)
+        chain = entry.versions
+        self._upgrades = chain.needs_server or (chain.is_versioned and card is not None)
 
     def in_pages_of(self, page: int) -> DocumentReader[R]:
         """The same in larger pages, each in one reply, for what is read to its end."""
@@ -75,9 +76,8 @@ class DocumentReader(PageReader[R]):
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[R]]:
         self.done = ended
-        if not self._attends:
+        if not self._upgrades:
             return map(self._load, raws) if self._noted is None else self._fitting(raws)
-        yield from lazy.warn_once(self._entry, self._filter)
         current = yield from self._shown(raws)
         if self._noted is not None:
             return self._fitting(current)
@@ -126,7 +126,6 @@ def exists(entry: Entry[Any], filter: Any) -> Plan[bool]:
     cleaned = clean_filter(entry.codec, filter)
     with crud.translated(entry.model.__name__, [cleaned]):
         document = yield from find_one(entry.collection, cleaned, {"_id": 1})
-    yield from lazy.warn_once(entry, filter)
     return document is not None
 
 
@@ -160,7 +159,6 @@ def page(
     following = (
         keyset.to_token(query, [_place(entry, raws[-1], path) for path, _ in keys]) if further else None
     )
-    yield from lazy.warn_once(entry, filter)
     load, current = crud.loader(entry, card), (yield from crud.shown(entry, raws, card))
     return Page([load(raw) for raw in current if raw is not None], following)
 
@@ -214,23 +212,23 @@ def distinct(entry: Entry[Any], field: str, filter: Any) -> Plan[list[Any]]:
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
     cleaned = clean_filter(entry.codec, filter)
-    chosen = {"$and": [cleaned, lazy.current_only(entry)]} if entry.versioned else cleaned
+    chain = entry.versions
+    chosen = {"$and": [cleaned, chain.current_only]} if chain.is_versioned else cleaned
     with crud.translated(entry.model.__name__, [cleaned]):
         values = yield Call(entry.collection, "distinct", (path.stored, chosen), {}, writes=False)
-    if entry.versioned:
+    if chain.is_versioned:
         values += yield from _older_values(entry, path, cleaned, values)
-    yield from lazy.warn_once(entry, filter)
     return adapted_values(owner, path, values)
 
 
 def _older_values(entry: Entry[Any], path: Path, cleaned: Raw, known: Iterable[Any]) -> Plan[list[Any]]:
     """The further values of documents of other versions, as the current version has them."""
     seen, further, last = {freeze(value) for value in known}, list[Any](), list[Any]()
-    older = {"$and": [cleaned, lazy.other_versions(entry)]}
+    older = {"$and": [cleaned, entry.versions.outdated_only]}
     while True:
         beyond = {"$and": [older, {"$expr": {"$gt": ["$_id", {"$literal": last[0]}]}}]} if last else older
         raws = yield from find(entry.collection, beyond, sort=[("_id", 1)], limit=entry.limits.find_page)
-        for raw in (yield from lazy.in_memory(entry, raws)):
+        for raw in (yield from upgraded(entry, raws)):
             for value in values_at(raw, path.steps):
                 if freeze(value) not in seen:
                     seen.add(freeze(value))

@@ -194,7 +194,7 @@ class Recomputation:
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
-        if not (self.copies or self.locals or entry.feeds):
+        if not (self.copies or self.locals or entry.feeds or entry.versions.may_change):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
             own += [rule.to for rule in self.gathers if rule.to is not None]
             self.projection = dict.fromkeys(outermost(own), 1)
@@ -287,8 +287,14 @@ class Recomputation:
         computed = {f"f{number}": formula.expression for number, formula in enumerate(self.formulas)}
 
         def attempt(some: Sequence[Any]) -> Plan[list[Raw]]:
+            # An outdated document had its formulas computed when it was upgraded.
+            chain = self.entry.versions
+            current = chain.current_only if chain.may_change else {}
             # Not $project, where a plain number would mean to include a field.
-            stages = [{"$match": {"_id": {"$in": list(some)}}}, {"$replaceWith": {"_id": "$_id", **computed}}]
+            stages = [
+                {"$match": {"_id": {"$in": list(some)}, **current}},
+                {"$replaceWith": {"_id": "$_id", **computed}},
+            ]
             return (yield from aggregate(self.entry.collection, stages))
 
         def alone(key: Any, error: Exception) -> Plan[list[Raw]]:

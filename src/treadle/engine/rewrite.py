@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pymongo import UpdateOne
+from pymongo import ReplaceOne, UpdateOne
 
 from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
+from treadle.engine.version_upgrade import upgraded
 from treadle.graph.change import Change
+from treadle.graph.pattern import REVISION
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze, freeze_all
@@ -49,13 +51,14 @@ def rewrite(
     frozen_keys = known if entry.group is None else freeze_all(own)
     old = [key for key, frozen in zip(present, known, strict=True) if frozen not in made]
     yield from ledger.note_before(entry, old)
+    stored, documents = documents, (yield from upgraded(entry, documents))
     befores = documents if recall is None else [recall(each) for each in documents]
     # Sources are written for the worker's copies too: it finds a copy right and leaves it, while this
     # transaction still holds an older value for it.
     expected = yield from recomputation.expected(
         server, documents, befores, guarded=unforced is None, frozen=frozen_keys, gather=gather
     )
-    operations = []
+    operations: list[UpdateOne | ReplaceOne[Raw]] = []
     changed = [*arranged.removed]
     for number, (document, right) in enumerate(zip(documents, expected, strict=True)):
         sets = recomputation.sets(document, right, wrong=unforced is not None)
@@ -69,16 +72,23 @@ def rewrite(
                 wrong = wrong or recomputation.differs(document, right)
         if wrong:
             changed.append(own[number])
-        if wrong or forced:
+        outdated = document is not stored[number]
+        if outdated and forced and not wrong:
+            # Right as it is; the migration is `migrate`'s to store.
+            operations.append(UpdateOne(by_id(document["_id"]), {"$inc": {REVISION: 1}}))
+        elif wrong or forced:
             # One that was made here has its values, but not their dates.
             known_as = {} if known[number] in made else document
+            if outdated:
+                operations.append(ReplaceOne(by_id(document["_id"]), document))
             update = recomputation.rewrite(sets, known_as, right)
             operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
-        yield from bulk_write(entry.collection, operations, ordered=False)
+        yield from bulk_write(entry.collection, operations, ordered=entry.versions.may_change)
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
-        for document, frozen in zip(documents, known, strict=True):
+        for document, frozen in zip(stored, known, strict=True):
+            # As it was stored: nobody knows whether its sources were counted by what an outdated one says.
             before = None if frozen in made else document
             ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
     return changed

@@ -12,7 +12,7 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
-from treadle.engine import crud, lazy
+from treadle.engine import crud
 from treadle.engine.checked import as_written, checked, require_valid
 from treadle.engine.fill import fill_own
 from treadle.engine.indexes import declared_indexes
@@ -20,6 +20,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import touches_of, touching
+from treadle.engine.version_upgrade import check_lowering, lower_stored, upgrade_stored, upgraded
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import PartlyDone, UsageError
 from treadle.graph.change import Change
@@ -86,15 +87,9 @@ def concerns(entry: Entry[Any], touched: set[str] | None) -> bool:
     return any(overlap(path, watched) for path in touched for watched in entry.watched)
 
 
-def writes_older(entry: Entry[Any]) -> bool:
-    """Whether this Store stores some of a model's documents in an older version than the current one."""
-    lineages = [each.lineage for each in [entry, *entry.below]]
-    return any(lineage is not None and lineage.written < lineage.current for lineage in lineages)
-
-
 def speaks_of_current(entry: Entry[Any]) -> bool:
     """Whether a write must find its document in the current version, whose names it uses."""
-    return entry.versioned and not writes_older(entry)
+    return entry.versions.is_versioned and not entry.versions.writes_older
 
 
 def may_upgrade(entry: Entry[Any]) -> bool:
@@ -126,7 +121,7 @@ class _Update:
     @property
     def alone(self) -> bool:
         followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
-        return self.sure and not self.meets_older and not followed and not writes_older(self.entry)
+        return self.sure and not self.meets_older and not followed and not self.entry.versions.writes_older
 
     def _translated(self) -> AbstractContextManager[None]:
         sent = [self.filter, {"update": self.update}]
@@ -148,18 +143,20 @@ class _Update:
         ledger: Ledger,
     ) -> Plan[list[Raw]]:
         """Update documents that were just read, and note the changes; the documents after."""
-        entry, keys, older = self.entry, [each["_id"] for each in befores], writes_older(self.entry)
+        entry, keys, older = self.entry, [each["_id"] for each in befores], self.entry.versions.writes_older
         # What others follow from is what was stored, in whichever version.
         stored = befores
         if older:
-            lazy.check_lowering(entry, server)
+            check_lowering(entry, server)
         else:
             yield from ledger.note_before(entry, keys)
         stale: list[Any] = []
-        if entry.versioned:
+        if entry.versions.is_versioned:
             # These met the filter as they were stored, whether or not they do in the current version.
-            stale = [each["_id"] for each in befores if lazy.is_stale(entry, each)]
-            befores = yield from lazy.upgraded(entry, befores)
+            stale = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
+            if stale:
+                server.require_transactions(f"an update of an outdated {entry.model.__name__}")
+            befores = yield from upgrade_stored(entry, befores)
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
@@ -169,8 +166,7 @@ class _Update:
         final = yield from follow_own(entry, pairs)
         if not self.sure or any(derivation(each).formulas for each in entry.related):
             yield from require_valid(entry, befores, final, ledger)
-        if entry.versioned:
-            yield from lazy.downgraded(entry, final)
+        yield from lower_stored(entry, final)
         by_key = {freeze(each["_id"]): each for each in stored}
         for after in final:
             ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
@@ -214,7 +210,9 @@ class UpdateOneDocument(_Update, Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(rule.needs_before or ledger.joined for each in entry.related for rule in each.rules)
-        followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
+        followed = (
+            maintains or entry.feeding(GatherRule) or entry.versions.is_versioned or self.returns == "before"
+        )
         # Whoever refers to it by a name that it had must be found by that.
         followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
         followed = followed or not self.sure
@@ -243,7 +241,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
         afters = yield from self._apply([before], self._write, server, ledger)
         if not afters or self.returns == "after":
             return afters[0] if afters else None
-        return (yield from lazy.in_memory(self.entry, [before]))[0] if self.entry.attends else before
+        return (yield from upgraded(self.entry, [before]))[0]
 
     def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
         only_it = by_id(keys[0]) if stale else {"$and": [by_id(keys[0]), self.filter]}

@@ -286,10 +286,10 @@ class GatherRule(Rule):
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         keys = self.index_keys()
         indexes = [IndexModel(keys)] if keys else []
-        lineage = self.source.lineage
-        if lineage is not None and lineage.current > 1:
+        chain = self.source.versions
+        if chain.current > 1:
             # By which documents of older versions are found, to be read in the current one.
-            indexes.append(IndexModel([(lineage.field, ASCENDING)]))
+            indexes.append(IndexModel([(chain.field, ASCENDING)]))
         return [(self.source, index) for index in indexes]
 
 

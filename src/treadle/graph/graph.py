@@ -22,7 +22,7 @@ from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
 from treadle.graph.pattern import CARRIED_OUT, NOTHING, TRANSACTIONS, Entry, Maintain, Rule
 from treadle.graph.shards import Shards
-from treadle.graph.versions import WriteVersions
+from treadle.graph.versions import VersionChain, WriteVersions
 from treadle.model.document import Document
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import (
@@ -90,7 +90,7 @@ class Graph:
         for model in models:
             self._add(model)
         kinds.join(self)
-        kinds.trace(self, write_versions)
+        kinds.bind_versions(self, write_versions)
         # Those above first: what a kind inherits is bound where it is declared.
         for entry in sorted(self.entries.values(), key=lambda entry: len(entry.above)):
             for place, pattern in declarations(entry):
@@ -116,6 +116,8 @@ class Graph:
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
+            if entry.root is entry:
+                entry.versions.formulas = kinds.build_formula_stages(entry)
         # Per level what reacts to a change; asked for at every write.
         self.stages = [self._stage(level) for level in sorted({rule.level for rule in self.rules})]
         # What goes beside every change, however it came about.
@@ -220,6 +222,7 @@ class Graph:
                 "give it one of its own",
                 code="collection-shared",
             )
+        entry.versions = VersionChain(model)
         self.sides[entry.collection] = entry
         return entry
 

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
+from treadle.graph.derived import FormulaRule
 from treadle.graph.pattern import Entry, Family, Models, Pattern, Place, Rule
 from treadle.graph.store_codec import StoreCodec
-from treadle.graph.versions import Lineage, WriteVersions, declared
+from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
 from treadle.model.keywords import stamped_names
@@ -97,7 +98,9 @@ def _check_member(entry: Entry[Any], family: Family) -> None:
             code="id-invalid",
         )
     for keyword in (
+        "version",
         "version_field",
+        "migrate_on_read",
         "validation",
         "validation_action",
         "revision",
@@ -184,7 +187,7 @@ def _union(lists: Iterable[Iterable[R]]) -> list[R]:
     return list(dict.fromkeys(item for each in lists for item in each))
 
 
-def scoped_formula(rule: Rule, expression: Any) -> Raw:
+def _scoped_formula(rule: Rule, expression: Any) -> Raw:
     """The `$set` of a formula; in documents of other kinds it changes nothing."""
     target = rule.target
     if not target.whole_scope or target.family is None:
@@ -200,42 +203,62 @@ def scoped_formula(rule: Rule, expression: Any) -> Raw:
     return {segments[0]: {"$cond": [holds, value, f"${segments[0]}"]}}
 
 
+def build_formula_stages(target: Entry[Any]) -> list[Raw]:
+    """The update stages that evaluate a model's formulas and its relatives', those that read others last."""
+    if target.family is not None:
+        # Each for itself: formulas of several kinds may set the same field.
+        formulas = dict.fromkeys(rule for each in target.related for rule in each.having(FormulaRule))
+        ordered = sorted(formulas, key=lambda rule: rule.level)
+        return [{"$set": _scoped_formula(rule, rule.expression)} for rule in ordered]
+    by_level: dict[int, Raw] = {}
+    for formula in target.having(FormulaRule):
+        expression = formula.expression
+        if target.group is not None:
+            # A group that has just become empty is about to go; who divides by its count must not fail.
+            filled = {"$gt": [f"${target.group.path}", 0]}
+            expression = {"$cond": [filled, expression, f"${formula.path}"]}
+        by_level.setdefault(formula.level, {})[formula.path] = expression
+    return [{"$set": sets} for _, sets in sorted(by_level.items())]
+
+
 # -- the versions of a family ------------------------------------------------------------------
 
 
-def trace(graph: Models, write_versions: WriteVersions) -> None:
-    """Give each versioned entry its lineage, as this Store writes it."""
+def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
+    """Give each entry the version chain of its collection, as this Store writes it."""
     chosen = dict(write_versions or {})
     for model in chosen:
-        if graph.entry(model).settings.version is None:
+        entry = graph.entry(model)
+        if entry.settings.version is None or entry.root is not entry:
             raise DeclarationError(
-                f"write_versions names {model.__name__}, which has no version=", code="version-invalid"
+                f"write_versions names {model.__name__}, which has no version= of its own; name the base of "
+                "a collection whose documents have versions",
+                code="version-invalid",
             )
     for entry in graph.entries.values():
-        if entry.settings.version is None:
-            if declared(entry.model):
-                name = entry.model.__name__
-                raise DeclarationError(
-                    f"{name} has migrations but no version=; give it one", code="version-invalid"
-                )
-            continue
-        written = next((chosen[each] for each in entry.model.__mro__ if each in chosen), None)
-        entry.lineage = Lineage(entry.model, written)
-        codec: Any = entry.codec
-        codec.lineage = entry.lineage
+        if entry.root is entry:
+            entry.versions = VersionChain(entry.model, chosen.get(entry.model))
     for entry in graph.entries.values():
-        lineages = [each.lineage for each in [entry, *entry.below] if each.lineage is not None]
-        entry.versioned = bool(lineages)
-        entry.attends = any(lineage.needs_server for lineage in lineages)
-        if lineages or entry.family is not None:
+        entry.versions = entry.root.versions
+        if entry.root is not entry and MIGRATIONS in entry.model.__dict__:
+            raise DeclarationError(
+                f"{entry.model.__name__} has migrations of its own, but versions belong to the collection; "
+                f"declare them on {entry.root.model.__name__}, for all kinds",
+                code="version-invalid",
+            )
+    for entry in graph.entries.values():
+        codec: Any = entry.codec
+        if entry.versions.is_versioned:
+            codec.versions = entry.versions
+    for entry in graph.entries.values():
+        if entry.versions.is_versioned or entry.family is not None:
             codec = entry.codec
             codec.settle()
 
 
 def keep_paths(entry: Entry[Any]) -> None:
     """Where a Store writes an older version: an update takes a transaction, and rules must not notice."""
-    lineage = entry.lineage
-    if lineage is None or lineage.written == lineage.current:
+    if not entry.versions.writes_older:
         return
     codec: Any = entry.codec
     watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)

@@ -32,7 +32,7 @@ from treadle.graph.change import Batch, Change, Changes, Event
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.versions import Lineage
+from treadle.graph.versions import VersionChain
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.document import Document
@@ -424,12 +424,8 @@ class Entry(Generic[D]):
         self.whole_scope: Raw = {}
         self.whole_exactly: Raw = {}
         self.tombstone: str | None = None
-        # The versions of its documents (`versions.py`); None where it has none.
-        self.lineage: Lineage | None = None
-        # Whether documents may be of other versions, and whether reading these may take the server.
-        self.versioned = False
-        self.attends = False
-        self.warned = False
+        # How a stored document becomes a current one; all models of a collection share it.
+        self.versions: VersionChain
         # The groups whose documents a write of this model may make, as long as nobody saw their indexes.
         self.unready: list[Any] = []
         # Whether a write of this model concerns nothing else.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.versions import Lineage
+from treadle.graph.versions import VersionChain
 from treadle.model.codec import Codec
 from treadle.query.paths import value_at
 
@@ -33,7 +33,7 @@ class StoreCodec(Codec[M]):
         # Whether it reads documents of some kinds only.
         self.confined = confined
         self.owned = owned
-        self.lineage: Lineage | None = None
+        self.versions: VersionChain | None = None
         self._discriminator: str | None = None
         self._members: dict[Any, StoreCodec[Any]] = {}
         self._by_class: dict[type, StoreCodec[Any]] = {}
@@ -60,10 +60,9 @@ class StoreCodec(Codec[M]):
         self.settle()
 
     def settle(self) -> None:
-        """Put together how documents are read, once kinds and lineage are known."""
+        """Put together how documents are read, once kinds and versions are known."""
         self.kinds = tuple(member for member in self._members.values() if member is not self)
-        lineages = [each.lineage for each in (self, *self._members.values()) if each.lineage is not None]
-        self.has_former_names = any(lineage.current > 1 for lineage in lineages)
+        self.has_former_names = self.versions is not None and self.versions.current > 1
         if self._discriminator is None or (
             len(self._members) == 1
             and self.model in self._by_class
@@ -82,14 +81,14 @@ class StoreCodec(Codec[M]):
         return model
 
     def _exact(self) -> Load:
-        lineage, load = self.lineage, self.own.load
-        if lineage is None:
+        chain, load = self.versions, self.own.load
+        if chain is None:
             return load
-        field, current, upgrade = lineage.field, lineage.current, lineage.upgrade
+        field, current, upgrade = chain.field, chain.current, chain.convert_in_python
 
         def load_version(raw: dict[str, Any]) -> Any:
             if raw.get(field) != current:
-                raw = upgrade(raw)
+                raw = upgrade(raw, current)
             return load(raw)
 
         return load_version
@@ -100,7 +99,7 @@ class StoreCodec(Codec[M]):
         direct = {
             kind: member.own._validate
             for kind, member in self._members.items()
-            if member.lineage is None and member.own._adapt is None
+            if member.versions is None and member.own._adapt is None
         }
         unknown, default = self._load_unknown, self._default
         if default is not None:
@@ -129,9 +128,9 @@ class StoreCodec(Codec[M]):
 
     def _load_unknown(self, raw: dict[str, Any]) -> Any:
         """A document of a kind that no model has: migrated by the base, or an error."""
-        lineage = self.lineage
-        if lineage is not None and lineage.has_before(raw):
-            raw = lineage.upgrade(raw)
+        chain = self.versions
+        if chain is not None and chain.is_outdated(raw):
+            raw = chain.convert_in_python(raw, chain.current)
             kind = raw.get(self._discriminator or "")
             member = self._members.get(kind) if isinstance(kind, (str, int)) else None
             if member is not None:
@@ -155,22 +154,22 @@ class StoreCodec(Codec[M]):
 
     def _dump_one(self, value: Any, altered: list[Any]) -> dict[str, Any]:
         raw = self.own.dump(value, altered)
-        lineage = self.lineage
-        return raw if lineage is None or lineage.written == lineage.current else self._lower(lineage, raw)
+        chain = self.versions
+        return raw if chain is None or not chain.writes_older else self._lower(chain, raw)
 
     def _lowered(self, raws: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        lineage = self.lineage
-        if lineage is None or lineage.written == lineage.current:
+        chain = self.versions
+        if chain is None or not chain.writes_older:
             return raws
-        return [self._lower(lineage, raw) for raw in raws]
+        return [self._lower(chain, raw) for raw in raws]
 
-    def _lower(self, lineage: Lineage, raw: dict[str, Any]) -> dict[str, Any]:
+    def _lower(self, chain: VersionChain, raw: dict[str, Any]) -> dict[str, Any]:
         kept = [(path, value_at(raw, path)) for path in self.kept]
-        lowered = lineage.lower(raw)
+        lowered = chain.convert_in_python(raw, chain.written)
         for path, value in kept:
             if value_at(lowered, path) != value:
                 raise UsageError(
-                    f"this Store writes {self.model.__name__} in version {lineage.written}, which has "
+                    f"this Store writes {self.model.__name__} in version {chain.written}, which has "
                     f"another {path!r}, and a maintained value depends on that field; migrate first, or "
                     "write the current version",
                     code="write-version-update",

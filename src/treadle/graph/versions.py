@@ -1,29 +1,42 @@
-"""The versions of a document's shape, as one Store sees them.
+"""The versions of a collection's documents, and how a stored document becomes a current one.
 
-A `Lineage` is the chain of migrations of one class. What is here needs no
-server: a step that is a pipeline is done by `engine/convert.py`, for
-documents that are at hand, or by `upkeep/migrations/ranges.py`.
+A `VersionChain` is the chain of migrations of one collection, and the
+formulas of its models, which end every upgrade. Nothing is stored here: the
+upgraded documents are values. Storing them is `engine/version_upgrade.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
+import bson
+
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-from treadle.graph.watched import Watched
-from treadle.model.bson_types import RESERVED
+from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
 from treadle.model.document import Document
-from treadle.plan import Raw
+from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.plan import Plan, Raw, aggregate, outside
+from treadle.plan.server_errors import is_about_one_document, message_of
+from treadle.query.comparison import identical
+from treadle.query.paths import filter_references, top
 
 Function: TypeAlias = Callable[[Raw], Raw]
 Pipeline: TypeAlias = list[Raw]
 Way: TypeAlias = Function | Pipeline
 WriteVersions: TypeAlias = Mapping[type[Document], int] | None
-
+# What becomes of a document for which a pipeline fails.
+Failure: TypeAlias = Callable[[Raw, str], Raw | DataError]
 
 # Where a model keeps the migrations that were declared for it.
 MIGRATIONS = "__treadle_migrations__"
+# Documents that the server upgrades in one command, and their size: a command holds 16 MB.
+CONVERT_DOCUMENTS_MAX = 500
+CONVERT_BYTES_MAX = 6 * 1024 * 1024
+# The stages of a pipeline that replace the document as a whole, or name the fields that stay.
+_WHOLE_STAGES = frozenset({"$replaceRoot", "$replaceWith", "$project"})
 
 
 class Step(Protocol):
@@ -31,14 +44,16 @@ class Step(Protocol):
 
     up: Way
     back: Way | None
+    # The top-level stored names that its functions read and write; None where that was not declared.
+    fields: frozenset[str] | None
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """The migration's name in messages."""
 
 
-def declared(model: type) -> dict[int, Step]:
-    """The migrations of a model by their first version; a kind's own come before its base's."""
+def declared_steps(model: type) -> dict[int, Step]:
+    """The migrations of a model by their first version; its own come before those of classes above it."""
     steps: dict[int, Step] = {}
     for base in model.__mro__:
         for version, step in (base.__dict__.get(MIGRATIONS) or {}).items():
@@ -46,27 +61,66 @@ def declared(model: type) -> dict[int, Step]:
     return steps
 
 
-class Lineage:
-    """The versions of one class in one Store."""
+@dataclass(slots=True)
+class Upgraded:
+    """For each given document, in order, the upgraded one or why there is none."""
+
+    outcomes: list[Raw | DataError]
+    given: Sequence[Raw]
+
+    @property
+    def documents(self) -> list[Raw]:
+        return [each for each in self.outcomes if not isinstance(each, DataError)]
+
+    @property
+    def pairs(self) -> tuple[list[Raw], list[Raw]]:
+        """The given documents that could be upgraded, and what became of them."""
+        both = zip(self.given, self.outcomes, strict=True)
+        pairs = [(raw, each) for raw, each in both if not isinstance(each, DataError)]
+        return [raw for raw, _ in pairs], [each for _, each in pairs]
+
+    @property
+    def failed(self) -> list[tuple[Any, DataError]]:
+        """The ids of the documents that could not be upgraded, with the reasons."""
+        pairs = zip(self.given, self.outcomes, strict=True)
+        return [(raw.get("_id"), each) for raw, each in pairs if isinstance(each, DataError)]
+
+    def required(self) -> list[Raw]:
+        """All documents; raises the first reason for which there is none."""
+        for _, error in self.failed:
+            raise error
+        return self.documents
+
+
+class VersionChain:
+    """How the stored documents of one collection become current ones: migrations, then formulas."""
 
     def __init__(self, model: type[Document], written: int | None = None) -> None:
         settings = model.__treadle__
-        assert settings.version is not None
         self.model = model
+        self.collection: str = settings.collection or ""
         self.field = settings.version_field
-        self.current: int = settings.version
-        # What this Store writes; lower than the current one during a rolling deploy.
-        self.written: int = settings.version if written is None else written
+        # Whether the model declares versions; without, every document is current.
+        self.is_versioned = settings.version is not None
+        self.current: int = settings.version or 1
+        # What this Store writes; lower than the current version during a rolling deploy.
+        self.written: int = self.current if written is None else written
         self.stores_back = settings.migrate_on_read == "store"
-        self.steps = declared(model)
-        self._check_chain()
+        self.steps = declared_steps(model)
+        # The stages that evaluate the formulas of all kinds; the graph sets them once all rules are bound.
+        self.formulas: Sequence[Raw] = ()
+        self._check()
         # Versions ahead that can be read, because the way down from them is known.
         self.newest = self.current
         while self.newest in self.steps and self.steps[self.newest].back is not None:
             self.newest += 1
 
-    def _check_chain(self) -> None:
+    def _check(self) -> None:
         name = self.model.__name__
+        if not self.is_versioned and self.steps:
+            raise DeclarationError(
+                f"{name} has migrations but no version=; give it one", code="version-invalid"
+            )
         missing = [version for version in range(1, self.current) if version not in self.steps]
         if missing:
             listed = ", ".join(f"{version} to {version + 1}" for version in missing)
@@ -75,6 +129,10 @@ class Lineage:
                 f"@migration({name}, from_version={missing[0]})",
                 code="migration-missing",
             )
+        self._check_written()
+
+    def _check_written(self) -> None:
+        name = self.model.__name__
         if isinstance(self.written, bool) or not isinstance(self.written, int) or self.written < 1:
             raise DeclarationError(
                 f"write_versions has {self.written!r} for {name}; versions are whole numbers from 1",
@@ -93,42 +151,37 @@ class Lineage:
                     code="migration-no-way-down",
                 )
 
-    @property
-    def alike(self) -> Raw:
-        """What the version field of a current document meets; without one it is of the first version."""
-        return {"$eq": self.current} if self.current > 1 else {"$in": [1, None]}
+    # -- which version a document has ---------------------------------------------------------------
 
     @property
-    def unlike(self) -> Raw:
-        """What the version field of any other document meets."""
-        return {"$ne": self.current} if self.current > 1 else {"$nin": [1, None]}
+    def writes_older(self) -> bool:
+        """Whether this Store stores an older version than the current one."""
+        return self.written < self.current
 
     @property
     def highest(self) -> int:
         """The highest version to which a migration leads."""
         return max([self.current, *(version + 1 for version in self.steps)])
 
-    def is_stale(self, raw: Raw) -> bool:
-        """Whether a stored document is of another version than the current one."""
+    @property
+    def current_only(self) -> Raw:
+        """The condition that a document is current; one without a version has version 1."""
+        return {self.field: {"$eq": self.current} if self.current > 1 else {"$in": [1, None]}}
+
+    @property
+    def outdated_only(self) -> Raw:
+        """The condition that a document has another version."""
+        return {self.field: {"$ne": self.current} if self.current > 1 else {"$nin": [1, None]}}
+
+    def is_outdated(self, raw: Raw) -> bool:
+        """Whether a stored document has another version than the current one."""
+        if not self.is_versioned:
+            return False
         version = raw.get(self.field)
         return version != self.current and (version is not None or self.current > 1)
 
-    @property
-    def older(self) -> Raw:
-        """The condition that a document is of a version before the current one."""
-        return {self.field: {"$not": {"$gte": self.current}}}
-
-    @property
-    def needs_server(self) -> bool:
-        """Whether bringing a document up to date may take more than Python."""
-        return self.stores_back or any(not callable(way) for way in self._ways_in())
-
-    def _ways_in(self) -> Iterator[Any]:
-        yield from (self.steps[version].up for version in range(1, self.current))
-        yield from (self.steps[version].back for version in range(self.current, self.newest))
-
     def version_of(self, raw: Raw) -> int:
-        """The version of a stored document; without the field it is 1."""
+        """The version of a stored document; raises `DataError` if it is not a whole number from 1."""
         version = raw.get(self.field)
         if version is None:
             return 1
@@ -142,12 +195,18 @@ class Lineage:
             )
         return version
 
-    def has_before(self, raw: Raw) -> bool:
-        """Whether a document is of another version, so that migrating it may help."""
-        try:
-            return self.version_of(raw) != self.current
-        except DataError:
-            return False
+    # -- the ways between versions -----------------------------------------------------------------
+
+    @cached_property
+    def needs_server(self) -> bool:
+        """Whether a reader may need the server to upgrade a document, or stores what it read."""
+        ways = [*self._ways_in()]
+        computes = bool(ways and self.formulas)
+        return self.is_versioned and (self.stores_back or computes or any(not callable(way) for way in ways))
+
+    def _ways_in(self) -> Iterator[Any]:
+        yield from (self.steps[version].up for version in range(1, self.current))
+        yield from (self.steps[version].back for version in range(self.current, self.newest))
 
     def ways(self, start: int, end: int) -> list[tuple[Way, int]]:
         """The ways from one version to another, each with the version that it leads to."""
@@ -165,8 +224,8 @@ class Lineage:
             ways.append((back, version))
         return ways
 
-    def ways_from(self, raw: Raw, end: int) -> list[tuple[Way, int]]:
-        """The ways of one stored document; a version from the future is an error of its own."""
+    def _require_known(self, raw: Raw, end: int) -> int:
+        """The version of a document that can be converted to `end`."""
         start = self.version_of(raw)
         if start > self.newest and start > end:
             raise DataError(
@@ -175,66 +234,300 @@ class Lineage:
                 "or keep the newer one writing the old version with write_versions=",
                 code="version-unknown",
             )
-        return self.ways(start, end)
+        return start
 
-    def upgrade(self, raw: Raw) -> Raw:
-        """A stored document as the current version has it, in memory."""
-        return self.convert(raw, self.current)
+    # -- conversions ----------------------------------------------------------------------------------
 
-    def lower(self, raw: Raw) -> Raw:
-        """A document of the current version as this Store writes it."""
-        return self.convert(raw, self.written)
+    def upgrade(self, raws: Sequence[Raw]) -> Plan[Upgraded]:
+        """Stored documents as current ones, formulas evaluated; a current one is returned as it is."""
+        if not any(map(self.is_outdated, raws)):
+            return Upgraded(list(raws), raws)
+        upgraded = yield from self.convert(raws, self.current)
+        if self.formulas:
+            pairs = zip(raws, upgraded.outcomes, strict=True)
+            changed = [at for at, (raw, each) in enumerate(pairs) if each is not raw]
+            # A formula that the server cannot compute leaves the document without a new value.
+            yield from self._on_server(upgraded.outcomes, changed, self.formulas, lambda raw, _: raw)
+        return upgraded
 
-    def convert(self, raw: Raw, end: int) -> Raw:
-        """A document as another version has it, by Python functions only."""
-        for way, version in self.ways_from(raw, end):
+    def lower(self, documents: Sequence[Raw], to: int) -> Plan[list[Raw]]:
+        """Current documents as an older version has them."""
+        return (yield from self.convert(documents, to)).required()
+
+    def convert(self, raws: Sequence[Raw], to: int) -> Plan[Upgraded]:
+        """Documents of any versions as one version has them, formulas as they were."""
+        outcomes: list[Raw | DataError] = list(raws)
+        by_version: dict[int, list[int]] = {}
+        for position, raw in enumerate(raws):
+            try:
+                version = self._require_known(raw, to)
+            except DataError as error:
+                outcomes[position] = error
+                continue
+            if version != to:
+                by_version.setdefault(version, []).append(position)
+        for version, positions in by_version.items():
+            for way, reached in self.ways(version, to):
+                yield from self._take(outcomes, positions, way, version, reached)
+                version = reached
+        return Upgraded(outcomes, raws)
+
+    def _take(
+        self, outcomes: list[Raw | DataError], positions: Sequence[int], way: Way, start: int, reached: int
+    ) -> Plan[None]:
+        """Take one way with the documents at some positions; one that failed before is left out."""
+        if callable(way):
+            for position in positions:
+                raw = outcomes[position]
+                if not isinstance(raw, DataError):
+                    outcomes[position] = self._applied(way, raw, start, reached)
+            return
+
+        def fail(raw: Raw, reason: str) -> DataError:
+            return self.failure(raw.get("_id"), reached, reason)
+
+        stages = [*way, {"$set": {self.field: {"$literal": reached}}}]
+        yield from self._on_server(outcomes, positions, stages, fail)
+
+    def _applied(self, way: Function, raw: Raw, start: int, reached: int) -> Raw | DataError:
+        try:
+            # A copy: functions change the document in place, and the one that was read is still needed.
+            return encodable(self._apply(way, raw, start, reached), self.model)
+        except DataError as error:
+            return error
+        except UsageError as error:
+            return self.failure(raw.get("_id"), reached, error.message)
+
+    def _apply(self, way: Function, raw: Raw, start: int, reached: int) -> Raw:
+        """One way of one document; an error of the function becomes a `DataError` with the document's id."""
+        identity = raw.get("_id")
+        try:
+            after = way(copied(raw))
+        except TreadleError:
+            raise
+        except Exception as error:
+            # The function is the caller's: whatever it raises is about this document.
+            raise self.failure(identity, reached, f"{type(error).__name__}: {error}") from error
+        if not isinstance(after, dict):
+            reason = f"the function returned {type(after).__name__}, not the document"
+            raise self.failure(identity, reached, reason)
+        # NaN is not equal to itself.
+        if after.get("_id") is not identity and after.get("_id") != identity:
+            raise self.failure(identity, reached, "the function changed the _id")
+        self._check_fields(raw, after, start, reached)
+        if RESERVED in raw:
+            # Treadle's own state of a document stays, whatever a function makes of the rest.
+            after[RESERVED] = raw[RESERVED]
+        after[self.field] = reached
+        return after
+
+    def _check_fields(self, raw: Raw, after: Raw, start: int, reached: int) -> None:
+        """Refuse a change of a field that `fields=` of the migration does not name."""
+        fields = self.steps[min(start, reached)].fields
+        if fields is None:
+            return
+        missing = object()
+        for name in {*raw, *after} - fields - {self.field, RESERVED}:
+            if not identical(raw.get(name, missing), after.get(name, missing)):
+                reason = f"the function changed {name!r}, which fields= does not name"
+                raise self.failure(raw.get("_id"), reached, reason)
+
+    def convert_in_python(self, raw: Raw, end: int) -> Raw:
+        """A document as another version has it; raises `DataError` where a pipeline is on the way."""
+        start = self._require_known(raw, end)
+        for way, reached in self.ways(start, end):
             if not callable(way):
                 raise DataError(
                     f"the {self.model.__name__} with _id {raw.get('_id')!r} is of an older version, and a "
                     "pipeline leads on from there, which only the server runs; read it through the Store",
                     code="migration-pipeline",
                 )
-            raw = self.apply(way, raw, version)
+            raw, start = self._apply(way, raw, start, reached), reached
         return raw
 
-    def apply(self, way: Function, raw: Raw, version: int) -> Raw:
-        """One step of one document; whatever goes wrong in it is told with the document's id."""
-        # Past a `Watched` document's own methods: this is not the function's reading.
-        identity, state = dict.get(raw, "_id"), dict.get(raw, RESERVED)
+    def failure(self, identity: Any, version: int, reason: str) -> DataError:
+        return DataError(
+            f"the {self.model.__name__} with _id {identity!r} could not be brought to version {version}: "
+            f"{reason}; repair the document or the migration",
+            code="migration-failed",
+        )
+
+    # -- pipelines --------------------------------------------------------------------------------------
+
+    def _on_server(
+        self,
+        outcomes: list[Raw | DataError],
+        positions: Sequence[int],
+        stages: Sequence[Raw],
+        fail: Failure,
+    ) -> Plan[None]:
+        """Replace the documents at some positions by what stages make of them."""
+        ready = [at for at in positions if not isinstance(outcomes[at], DataError)]
+        for some in command_chunks([outcomes[at] for at in ready]):
+            mine, ready = ready[: len(some)], ready[len(some) :]
+            # Not in the caller's transaction: the failure of one document would end it.
+            done = yield from outside(lambda some=some: self._evaluate(some, stages, fail))  # type: ignore[misc]
+            for at, outcome in zip(mine, done, strict=True):
+                outcomes[at] = outcome
+
+    def _evaluate(
+        self, raws: Sequence[Raw], stages: Sequence[Raw], fail: Failure
+    ) -> Plan[list[Raw | DataError]]:
+        """What stages make of documents; halves them until one that fails is alone."""
         try:
-            after = way(raw)
-        except TreadleError:
-            raise
+            rows = yield from aggregate(self.collection, [*given(raws), *stages])
         except Exception as error:
-            raise failed(self.model, identity, version, f"{type(error).__name__}: {error}") from error
-        if not isinstance(after, dict):
-            reason = f"the function returned {type(after).__name__}, not the document"
-            raise failed(self.model, identity, version, reason)
-        returned = dict.get(after, "_id")
-        # NaN is not equal to itself.
-        if returned is not identity and returned != identity:
-            raise failed(self.model, identity, version, "the function changed the _id")
-        if state is not None:
-            # Treadle's own state of a document stays, whatever a function makes of the rest.
-            dict.setdefault(after, RESERVED, state)
-        dict.__setitem__(after, self.field, version)
-        return after
+            if not is_about_one_document(error):
+                raise
+            if len(raws) == 1:
+                return [fail(raws[0], message_of(error)[:300])]
+            rows = []
+        if len(rows) == len(raws):
+            pairs = zip(raws, rows, strict=True)
+            same_ids = [identical(raw.get("_id"), row.get("_id")) for raw, row in pairs]
+            return [
+                row if same else fail(raw, "the pipeline changed the _id")
+                for raw, row, same in zip(raws, rows, same_ids, strict=True)
+            ]
+        if len(raws) == 1:
+            return [fail(raws[0], "the pipeline dropped it")]
+        middle = len(raws) // 2
+        first = yield from self._evaluate(raws[:middle], stages, fail)
+        return [*first, *(yield from self._evaluate(raws[middle:], stages, fail))]
 
-    def change(self, raw: Raw, ways: Sequence[tuple[Way, int]]) -> tuple[Raw, set[str] | None]:
-        """A document after these functions, and the fields that they read; None for all."""
-        watched = Watched(raw)
-        after: Raw = watched
-        for way, version in ways:
-            assert callable(way)
-            after = self.apply(way, after, version)
-        if after is watched:
-            return watched.plain(), watched.read
-        return dict(after), watched.read
+    # -- conditions that hold before the upgrade ------------------------------------------------------
+
+    @cached_property
+    def changed_fields(self) -> frozenset[str] | None:
+        """The top-level fields that an upgrade may change; None for all but the id.
+
+        Those of a Python function without `fields=` are not known.
+        """
+        changed = self.named_fields
+        for step in self._steps_in():
+            if step.fields is None and any(map(callable, (step.up, step.back))):
+                return None
+        return changed
+
+    @cached_property
+    def named_fields(self) -> frozenset[str] | None:
+        """The top-level fields that a migration is known to change: by `fields=`, or by its pipeline.
+
+        None where a pipeline replaces the document as a whole.
+        """
+        changed = {self.field}
+        for step in self._steps_in():
+            changed |= step.fields or set()
+            for way in (step.up, step.back):
+                written = set() if callable(way) or way is None else written_fields(way)
+                if written is None:
+                    return None
+                changed |= written
+        formulas = written_fields(self.formulas) or set()
+        return frozenset(changed | formulas)
+
+    def _steps_in(self) -> list[Step]:
+        """The steps by which stored documents become current ones."""
+        return [self.steps[version] for version in range(1, self.newest)]
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a stored document may have another version that this Store can read."""
+        return self.is_versioned and bool(self._steps_in())
+
+    def before_upgrade(self, own: Raw, *, callers: bool = False) -> Raw | None:
+        """The part of a condition that means the same in every version; None where no part does.
+
+        For a caller's filter only the fields that are known to change count as changed.
+        """
+        changed = self.named_fields if callers else self.changed_fields
+        parts = [part for part in _conjuncts(own) if _means_the_same(part, changed)]
+        if not parts:
+            return None
+        merged = {name: condition for part in parts for name, condition in part.items()}
+        return merged if len(merged) == len(parts) else {"$and": parts}
+
+    def names_changed(self, own: Raw, *, callers: bool = False) -> bool:
+        """Whether a condition may mean something else in another version."""
+        changed = self.named_fields if callers else self.changed_fields
+        return self.may_change and not all(_means_the_same(part, changed) for part in _conjuncts(own))
 
 
-def failed(model: type, identity: Any, version: int, reason: str) -> DataError:
-    return DataError(
-        f"the {model.__name__} with _id {identity!r} could not be brought to version {version}: {reason}; "
-        "mend the document or the migration",
-        code="migration-failed",
-    )
+def _conjuncts(own: Raw) -> Iterator[Raw]:
+    """The conditions that must all hold, each by itself."""
+    for name, condition in own.items():
+        if name == "$and":
+            for each in condition:
+                yield from _conjuncts(each)
+        else:
+            yield {name: condition}
+
+
+def _means_the_same(part: Raw, changed: frozenset[str] | None) -> bool:
+    paths = filter_references(part)
+    if paths is None:
+        return False
+    names = {top(path) for path in paths}
+    return names <= {"_id"} if changed is None else not names & changed
+
+
+def written_fields(stages: Sequence[Raw]) -> set[str] | None:
+    """The top-level fields that update stages write; None where that may be any."""
+    written: set[str] = set()
+    for stage in stages:
+        ((name, body),) = stage.items()
+        if name in _WHOLE_STAGES:
+            return None
+        written |= {top(path) for path in ([body] if isinstance(body, str) else body)}
+    return written
+
+
+def given(raws: Sequence[Any]) -> list[Raw]:
+    """The stages that make an aggregation over any collection begin with documents at hand."""
+    return [
+        # One document to begin with, even where the collection is empty.
+        {"$limit": 1},
+        {"$facet": {"none": [{"$limit": 1}]}},
+        {"$project": {"given": {"$literal": list(raws)}}},
+        {"$unwind": "$given"},
+        {"$replaceWith": "$given"},
+    ]
+
+
+def command_chunks(raws: Sequence[Any]) -> Iterator[list[Any]]:
+    """Documents in pieces that one command holds."""
+    chunk: list[Any] = []
+    size = 0
+    for raw in raws:
+        size += len(bson.encode(raw, codec_options=CODEC_OPTIONS))
+        if chunk and (size > CONVERT_BYTES_MAX or len(chunk) == CONVERT_DOCUMENTS_MAX):
+            yield chunk
+            chunk, size = [], len(bson.encode(raw, codec_options=CODEC_OPTIONS))
+        chunk.append(raw)
+    if chunk:
+        yield chunk
+
+
+def copied(value: Any) -> Any:
+    """A copy of a stored value; only documents and arrays can be changed in place."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if kind is list else value
+
+
+def encodable(raw: Any, model: type) -> Raw:
+    """A document in BSON's own types, where `Decimal`, dates and sets are stored as those of models are.
+
+    Raises `UsageError` where a value has no form in BSON.
+    """
+    try:
+        bson.encode(raw, codec_options=CODEC_OPTIONS)
+    except ENCODING_ERRORS:
+        raw = to_bson(raw, [])
+        try:
+            bson.encode(raw, codec_options=CODEC_OPTIONS)
+        except ENCODING_ERRORS as error:
+            raise not_storable(error, model.__name__, [raw]) from error
+    stored: Raw = raw
+    return stored

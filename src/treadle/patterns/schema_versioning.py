@@ -4,12 +4,12 @@
 function or as a pipeline, with a way down where there is one. A document
 without a version is of the first.
 
-The result of a function is stored only if everything that the function read
-is unchanged, and sets only what the function changed. So writers that know
-nothing of versions lose no write, and need not be stopped.
+An upgraded document is stored in the transaction in which it was read. So
+writers that do not know of versions lose no write, and need not be stopped.
 
-The chain of a model's steps is in `graph/versions.py`, reading in
-`engine/lazy.py`, whole collections in `upkeep/migrations/`.
+The chain of a collection's steps is in `graph/versions.py`, outdated
+documents that a call meets in `engine/version_upgrade.py`, whole collections
+in `upkeep/migrations/`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,26 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.graph.versions import MIGRATIONS, Function, Pipeline, Way
 from treadle.model.document import Document
 from treadle.plan import Raw
+from treadle.query.paths import top
 from treadle.query.safety import UPDATE_STAGES, clean, is_update_stage
 
 
 class Migration:
     """One step between two versions of a model; `down` declares the way back."""
 
-    def __init__(self, model: type[Document], from_version: int, up: Way, down: Way | None) -> None:
+    def __init__(
+        self,
+        model: type[Document],
+        from_version: int,
+        up: Way,
+        down: Way | None,
+        fields: frozenset[str] | None = None,
+    ) -> None:
         self.model = model
         self.from_version = from_version
         self.up = up
         self.back = down
+        self.fields = fields
 
     def __call__(self, document: Raw) -> Raw:
         if not callable(self.up):
@@ -53,21 +62,37 @@ class Migration:
 
 @overload
 def migration(
-    model: type[Document], from_version: int, *, up: None = None, down: Way | None = None
+    model: type[Document],
+    from_version: int,
+    *,
+    up: None = None,
+    down: Way | None = None,
+    fields: Sequence[str] | None = None,
 ) -> Callable[[Function], Migration]: ...
 @overload
-def migration(model: type[Document], from_version: int, *, up: Way, down: Way | None = None) -> Migration: ...
-def migration(model: type[Document], from_version: int, *, up: Any = None, down: Any = None) -> Any:
+def migration(
+    model: type[Document],
+    from_version: int,
+    *,
+    up: Way,
+    down: Way | None = None,
+    fields: Sequence[str] | None = None,
+) -> Migration: ...
+def migration(
+    model: type[Document], from_version: int, *, up: Any = None, down: Any = None, fields: Any = None
+) -> Any:
     """Declare how documents get from one version to the next; a decorator unless `up` is given.
 
     A function takes a stored document and returns it changed. A pipeline is a
     list of MongoDB's update stages. The version itself is set by Treadle.
+    `fields` are the stored names that the functions read and write: what
+    depends on other fields then need not read outdated documents.
     """
-    declare = partial(_register, model, from_version, down)
+    declare = partial(_register, model, from_version, down, fields)
     return declare if up is None else declare(up)
 
 
-def _register(model: Any, from_version: Any, down: Any, up: Any) -> Migration:
+def _register(model: Any, from_version: Any, down: Any, fields: Any, up: Any) -> Migration:
     if not hasattr(model, "__treadle__") or type(from_version) is not int or from_version < 1:
         name = getattr(model, "__name__", repr(model))
         raise DeclarationError(
@@ -76,6 +101,7 @@ def _register(model: Any, from_version: Any, down: Any, up: Any) -> Migration:
             code="version-invalid",
         )
     step = Migration(model, from_version, [], None)
+    step.fields = _names(step.label, fields)
     step.up = _way(step.label, up)
     step.back = None if down is None else _way(step.label, down)
     own: dict[int, Migration] = model.__dict__.get(MIGRATIONS) or {}
@@ -83,6 +109,18 @@ def _register(model: Any, from_version: Any, down: Any, up: Any) -> Migration:
         raise DeclarationError(f"{step.label} is declared twice; keep one", code="migration-twice")
     type.__setattr__(model, MIGRATIONS, {**own, from_version: step})
     return step
+
+
+def _names(label: str, fields: Any) -> frozenset[str] | None:
+    """The top-level names of the fields that a migration reads and writes."""
+    if fields is None:
+        return None
+    if isinstance(fields, str) or not all(isinstance(each, str) and each for each in fields):
+        raise DeclarationError(
+            f'{label} has fields={fields!r}; it takes stored names, such as fields=("phone", "phones")',
+            code="migration-invalid",
+        )
+    return frozenset(top(each) for each in fields)
 
 
 def _way(label: str, way: Any) -> Way:

@@ -113,7 +113,6 @@ ABOUT_THE_WHOLE = frozenset(
         "transaction-elsewhere",
         "transactions-needed",
         "transactions-unavailable",
-        "write-contended",
         "write-outcome-unknown",
     }
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.graph.pattern import Entry
-from treadle.graph.versions import Lineage
+from treadle.graph.versions import VersionChain
 from treadle.model.json_schema import Schema, model_schema
 
 
@@ -24,7 +24,7 @@ def collection_schema(entry: Entry[Any]) -> Schema:
         for kind, member in entry.family.by_kind.items():
             stored = entry.family.stored_as(kind)
             branches += _branches(member, {entry.family.discriminator: {"enum": stored}})
-        older = _other_versions(entry.lineage, {}) if entry.lineage is not None else {}
+        older = _other_versions(entry.versions, {})
         if older:
             # Documents that get their kind only by a migration of the base.
             branches.append({**older, "not": {"required": [entry.family.discriminator]}})
@@ -42,19 +42,19 @@ def _branches(entry: Entry[Any], kind: Schema) -> list[Schema]:
     schema = model_schema(entry.codec)
     for name, allowed in kind.items():
         schema = _confined(schema, name, allowed, required=None not in allowed["enum"])
-    lineage = entry.lineage
-    if lineage is None:
+    chain = entry.versions
+    if not chain.is_versioned:
         return [schema]
     # A document without a version is of the first.
-    numbers: list[Any] = [lineage.current] if lineage.current > 1 else [1, None]
-    schema = _confined(schema, lineage.field, {"enum": numbers}, required=lineage.current > 1)
-    older = _other_versions(lineage, kind)
+    numbers: list[Any] = [chain.current] if chain.current > 1 else [1, None]
+    schema = _confined(schema, chain.field, {"enum": numbers}, required=chain.current > 1)
+    older = _other_versions(chain, kind)
     return [schema, older] if older else [schema]
 
 
-def _other_versions(lineage: Lineage, kind: Schema) -> Schema:
+def _other_versions(chain: VersionChain, kind: Schema) -> Schema:
     """Whatever is of an older version, or of a newer one that can be read."""
-    others: list[Any] = [number for number in range(1, lineage.newest + 1) if number != lineage.current]
+    others: list[Any] = [number for number in range(1, chain.newest + 1) if number != chain.current]
     if not others:
         return {}
     first = 1 in others
@@ -62,7 +62,7 @@ def _other_versions(lineage: Lineage, kind: Schema) -> Schema:
     for name, allowed in kind.items():
         schema = _confined(schema, name, allowed, required=None not in allowed["enum"])
     allowed = {"enum": [*others, None] if first else others}
-    return _confined(schema, lineage.field, allowed, required=not first)
+    return _confined(schema, chain.field, allowed, required=not first)
 
 
 def _confined(schema: Schema, name: str, allowed: Schema, *, required: bool) -> Schema:

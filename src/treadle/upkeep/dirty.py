@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from treadle.engine.named import READ_KEYS_MAX, targets_of
-from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
+from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.change import AFTER, Event
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
@@ -118,11 +118,11 @@ class Dirty:
 def mark_targets(dirty: Dirty) -> Plan[None]:
     """Mark what changed sources fed and feed, and the groups of rollups' documents that changed."""
     for rule, ids in dirty.lookups.items():
-        projection = None if may_be_older(rule.source.root) else dict.fromkeys(outermost(rule.key.paths), 1)
+        projection = None if rule.source.versions.may_change else dict.fromkeys(outermost(rule.key.paths), 1)
         documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, projection)
         dirty.sources.setdefault(rule, []).extend(documents)
     for rule, states in dirty.sources.items():
-        sources = yield from as_current(rule.source.root, states)
+        sources = yield from upgraded_leniently(rule.source, states)
         keys = yield from keys_of(rule, sources)
         for key in (yield from targets_of(rule, keys)):
             dirty.mark_fed(rule, key)

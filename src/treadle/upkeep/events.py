@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from treadle.engine.older import may_be_older
 from treadle.graph.change import AFTER, BEFORE, Event
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
@@ -208,7 +207,7 @@ class _Gathered(_Watcher):
         super().__init__(rule.source)
         self.rules: list[GatherRule] = []
         # A document of an older version is converted before its keys are read off; for that any field counts.
-        self.whole = may_be_older(rule.source.root)
+        self.whole = rule.source.versions.may_change
         self.shown = set(rule.key.paths)
         # Whether inserted sources are added to totals.
         self.counted = False
@@ -265,7 +264,7 @@ class _Copied(_Watcher):
     def __init__(self, rule: CopyRule) -> None:
         super().__init__(rule.source)
         self.rule = rule
-        older = may_be_older(rule.source.root)
+        older = rule.source.versions.may_change
         self.watch(None if older else rule.watches().get(self.collection, ()))
         self.shown = set() if rule.to == "_id" else {rule.to}
 

@@ -19,7 +19,6 @@ from bson import ObjectId
 from bson.errors import InvalidBSON
 from pymongo.errors import OperationFailure
 
-from treadle.engine.older import may_be_older
 from treadle.engine.pages import chunks
 from treadle.graph.change import AFTER, BEFORE
 from treadle.graph.gather import GatherRule, GroupRule
@@ -188,7 +187,7 @@ def _newest(
 def _single_window(group: GroupRule) -> int | None:
     """The number of the key's one window, if Python can tell it, and whatever has none concerns no group."""
     windows = [(number, part) for number, part in enumerate(group.key.parts) if part.window is not None]
-    if len(windows) != 1 or not group.key.local or may_be_older(group.source.root):
+    if len(windows) != 1 or not group.key.local or group.source.versions.may_change:
         return None
     ((number, part),) = windows
     return None if part.optional else number
@@ -230,13 +229,13 @@ def _stages(
     for name, path in (("after", AFTER), ("before", BEFORE)):
         key = [part.expression(f"{path}.") for part in group.key.parts]
         projection[name] = {"$cond": [{"$eq": [{"$type": f"${path}"}, "object"]}, key, None]}
-    if may_be_older(group.source.root) and group.source.lineage is not None:
-        lineage = group.source.lineage
+    if group.source.versions.may_change:
+        chain = group.source.versions
         stale = [
             {
                 "$and": [
                     {"$eq": [{"$type": f"${path}"}, "object"]},
-                    {"$ne": [{"$ifNull": [f"${path}.{lineage.field}", 1]}, lineage.current]},
+                    {"$ne": [{"$ifNull": [f"${path}.{chain.field}", 1]}, chain.current]},
                 ]
             }
             for path in (AFTER, BEFORE)

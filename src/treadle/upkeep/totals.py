@@ -21,7 +21,6 @@ from uuid import UUID
 from bson import Int64, ObjectId
 from pymongo.errors import OperationFailure
 
-from treadle.engine.older import may_be_older
 from treadle.engine.recompute import Recomputation, Values, finished, grouping_stages, recompute
 from treadle.graph.gather import CountingRule, GatherRule
 from treadle.graph.pattern import Entry
@@ -84,7 +83,7 @@ def _is_countable(rule: GatherRule) -> bool:
         and not (rule.key.array_depth or rule.per_element or rule.where or rule.server_side)
         and rule.to is None
         and rule.source.counted_elsewhere is None
-        and not may_be_older(rule.source.root)
+        and not rule.source.versions.may_change
         and rule.tally([]) is not None
     )
 

@@ -21,11 +21,10 @@ from treadle.upkeep.collection_schema import collection_schema, newest_version
 
 def is_newer(entry: Entry[Any], validator: Mapping[str, Any]) -> bool:
     """Whether an existing validator was made by a later release, which must not be taken back."""
-    lineages = [each.lineage for each in entry.related if each.lineage is not None]
     schema = validator.get("$jsonSchema") if isinstance(validator, Mapping) else None
-    if not lineages or not isinstance(schema, Mapping):
+    if not entry.versions.is_versioned or not isinstance(schema, Mapping):
         return False
-    return newest_version(schema, lineages[0].field) > max(lineage.current for lineage in lineages)
+    return newest_version(schema, entry.versions.field) > entry.versions.current
 
 
 def describe_change(entry: Entry[Any], now: Raw, declared: Raw) -> Plan[str]:

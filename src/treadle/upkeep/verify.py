@@ -19,6 +19,7 @@ from treadle.engine.lease import holder
 from treadle.engine.pages import chunks, go_through, go_through_sample, projection_of
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import around, set_aside
+from treadle.engine.version_upgrade import upgraded
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -234,7 +235,8 @@ def _same_finding(one: Finding, other: Finding) -> bool:
 
 
 def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
-    """The findings in these documents."""
+    """The findings in these documents; raises `DataError` for one that cannot be upgraded."""
+    documents = yield from upgraded(entry, documents)
     findings: list[Finding] = []
     for rule in entry.answering("examine"):
         findings += yield from rule.examine(documents)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import warnings
 
 import pytest
 from bson import ObjectId
 
 from tests.patterns.schema_versioning.users import Piped, PipedStored, Stored, User, old_users
-from treadle import DataError, Document, OldDocuments, Store, migration
-from treadle.graph.versions import Lineage
+from treadle import DataError, Document, Store, migration
 
 
 class Mixed(Document, collection="mixed", version=3):
@@ -156,85 +154,7 @@ def test_functions_and_pipelines_may_take_turns(run, database):
     ]
 
 
-def test_find_warns_once_while_old_documents_remain(run, database):
-    old_users(database)
-    store = run.store([User])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            list(store.find(User, {"phones": "5"}))
-            store.find_one(User, {"phones": "5"})
-        list(store.find(User))
-    assert [OldDocuments] == [each.category for each in caught if each.category is OldDocuments]
-    store.migrate(User)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(run.store([User]).find(User, {"phones": "5"}))
-
-
 # -- concurrent writes -------------------------------------------------------------------------------
-
-
-def test_storing_back_compares_what_the_migration_read(database):
-    """A compare-and-set on the version alone would write the old phone over the new one."""
-    identity = ObjectId()
-    database["users"].insert_one({"_id": identity, "name": "a", "n": 0, "phone": "1"})
-    store = Store(database, [Stored])
-    from treadle.engine.convert import convert, guarded_write
-
-    (converted,) = store.runner.run(convert(store.graph.entry(Stored), [database["users"].find_one()]))
-    write = guarded_write(converted)
-    # An old writer, who does not know of versions.
-    database["users"].update_one({"_id": identity}, {"$set": {"phone": "2"}})
-    assert 0 == database["users"].bulk_write([write]).matched_count
-    database["users"].update_one({"_id": identity}, {"$set": {"phone": "1"}, "$inc": {"n": 1}})
-    assert 1 == database["users"].bulk_write([write]).matched_count
-    raw = database["users"].find_one()
-    assert (["1"], 1) == (raw["phones"], raw["n"]), "what it did not read is left as it is"
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ({"phone": "1"}, {"phone": ["1"]}),
-        ({"phone": ["1"]}, {"phone": [["1"]]}),
-        ({"phone": None}, {}),
-        ({}, {"phone": None}),
-        ({"phone": None}, {"phone": [None]}),
-        ({"phone": {"a": 1}}, {"phone": {"a": 1, "b": 2}}),
-        ({"phone": {"a": 1}}, {"phone": [{"a": 1}]}),
-        ({"phone": 1}, {"phone": 2}),
-        ({"phone": "$name"}, {"phone": "a"}),
-    ],
-)
-def test_the_comparison_is_exact(database, before, after):
-    """A plain filter finds a value inside an array, and null where nothing is."""
-    from treadle.engine.convert import Converted, guarded_write
-
-    identity = ObjectId()
-    database["users"].insert_one({"_id": identity, "name": "a", **before})
-    raw = database["users"].find_one()
-    converted = Converted(Lineage(User), raw, {**raw, "schema_version": 2, "x": 1}, {"phone"})
-    write = guarded_write(converted)
-    database["users"].replace_one({"_id": identity}, {"_id": identity, "name": "a", **after})
-    assert 0 == database["users"].bulk_write([write]).matched_count
-    database["users"].replace_one({"_id": identity}, raw)
-    assert 1 == database["users"].bulk_write([write]).matched_count
-
-
-def test_fields_that_no_path_reaches_are_compared_with_the_whole(database):
-    from treadle.engine.convert import Converted, guarded_write
-
-    raw = {"_id": 1, "a.b": 1, "n": 0}
-    database["users"].insert_one(dict(raw))
-    write = guarded_write(
-        Converted(Lineage(User), raw, {"_id": 1, "a.b": 2, "n": 0, "schema_version": 2}, {"a.b"})
-    )
-    database["users"].update_one({"_id": 1}, {"$inc": {"n": 1}})
-    assert 0 == database["users"].bulk_write([write]).matched_count
-    database["users"].update_one({"_id": 1}, {"$inc": {"n": -1}})
-    assert 1 == database["users"].bulk_write([write]).matched_count
-    assert 2 == database["users"].find_one()["a.b"]
 
 
 def test_treadles_own_state_survives_a_function_that_forgets_it(run, database):

@@ -12,6 +12,7 @@ from tests.patterns.schema_versioning.users import Review, User, old_users
 from treadle import (
     Approximate,
     Count,
+    DeclarationError,
     Document,
     ExtendedReference,
     Formula,
@@ -74,7 +75,7 @@ def test_replace_writes_the_current_version(run, database):
 # -- kinds -------------------------------------------------------------------------------------------
 
 
-class Shape(Document, collection="shapes", discriminator="kind", version=2):
+class Shape(Document, collection="shapes", discriminator="kind", version=3):
     name: str = ""
 
 
@@ -82,7 +83,7 @@ class Circle(Shape, kind="circle"):
     radius: float
 
 
-class Square(Shape, kind="square", version=3):
+class Square(Shape, kind="square"):
     side: float
     colour: str
 
@@ -99,9 +100,10 @@ def keep_kind(document: dict) -> dict:
     return document
 
 
-@migration(Square, from_version=2)
+@migration(Shape, from_version=2)
 def colour(document: dict) -> dict:
-    document["colour"] = "red"
+    if document["kind"] == "square":
+        document["colour"] = "red"
     return document
 
 
@@ -111,7 +113,7 @@ def bleach(document: dict) -> dict:
     return document
 
 
-def test_each_kind_has_its_own_versions(run, database):
+def test_kinds_share_the_versions_of_their_collection(run, database):
     store = run.store([Shape, Circle, Square])
     store.setup()
     database["shapes"].insert_many(
@@ -131,23 +133,40 @@ def test_each_kind_has_its_own_versions(run, database):
     assert ["red", "red", "red", "blue"] == [each.colour for each in found if isinstance(each, Square)]
     assert store.migrate(Shape).finished
     assert found == list(store.find(Shape, sort="_id"))
-    assert {2: 3, 3: 4} == store.migration_status(Shape)
+    assert {3: 7} == store.migration_status(Shape)
     assert {3: 4} == store.migration_status(Square)
     store.update_many(Shape, {}, {"$set": {"name": "x"}})
     assert 7 == store.count(Shape, {"name": "x"})
     assert 4 == store.migrate(Square, to=2).migrated
-    assert {2: 7} == store.migration_status(Shape)
+    assert {2: 4, 3: 3} == store.migration_status(Shape)
 
 
-def test_updates_bring_up_each_kind_in_its_own_way(run, database):
+def test_updates_upgrade_documents_of_all_kinds(run, database):
     store = run.store([Shape, Circle, Square])
     database["shapes"].insert_many(
         [{"kind": "circle", "radius": 1.0}, {"kind": "square", "side": 1.0}, {"side": 2.0}]
     )
     assert 3 == store.update_many(Shape, {}, {"$set": {"name": "x"}})
-    assert {2: 1, 3: 2} == store.migration_status(Shape)
+    assert {3: 3} == store.migration_status(Shape)
     database["shapes"].insert_one({"kind": "square", "side": 9.0})
     assert "red" == store.update(Square, {"side": 9}, {"$set": {"name": "y"}}).colour
+
+
+def test_a_kind_has_no_versions_of_its_own(database):
+    class Base(Document, collection="bases", discriminator="kind", version=1): ...
+
+    class Later(Base, kind="later", version=2): ...
+
+    with pytest.raises(DeclarationError, match="declare it on the base") as caught:
+        Store(database, [Base, Later])
+    assert "kind-invalid" == caught.value.code
+
+    class Other(Base, kind="other"): ...
+
+    migration(Other, 1, up=lambda document: document)
+    with pytest.raises(DeclarationError, match="declare them on Base") as caught:
+        Store(database, [Base, Other])
+    assert "version-invalid" == caught.value.code
 
 
 # -- models that others follow -----------------------------------------------------------------------

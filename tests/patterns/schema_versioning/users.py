@@ -7,7 +7,7 @@ from typing import Any
 from bson import ObjectId
 
 from treadle import Document, Id, migration
-from treadle.graph.versions import Lineage
+from treadle.graph.versions import VersionChain
 
 
 class User(Document, collection="users", version=3):
@@ -82,7 +82,7 @@ class PipedStored(Document, collection="piped", version=3, migrate_on_read="stor
 
 
 for number in (1, 2):
-    one = Lineage(Piped).steps[number]
+    one = VersionChain(Piped).steps[number]
     migration(PipedStored, number, up=one.up, down=one.back)
 
 

@@ -22,10 +22,10 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from treadle.engine import lazy
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.touches import counted
+from treadle.engine.version_upgrade import upgrade_possible, upgraded
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.calls import Sums
@@ -103,7 +103,9 @@ def _bring_up(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
     keys, left, most = list(sums), [], rule.limits.upgrade_chunk
     for start in range(0, len(keys), most):
         within = rule.where_any(keys[start : start + most])
-        left += yield from lazy.bring_up_but(rule.target, within)
+        upgraded = yield from upgrade_possible(rule.target, within)
+        failed = {freeze(key) for key, _ in upgraded.failed}
+        left += [each for each in upgraded.given if freeze(each["_id"]) in failed]
     return rule.of_documents(sums, left)
 
 
@@ -124,7 +126,7 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
     afters = yield from by_ids(entry.collection, [each["_id"] for each in befores])
     pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
     # Its own references are the same in another version, whatever their names were.
-    own = [(after if lazy.is_stale(entry, before) else before, after) for before, after in pairs]
+    own = [(after if entry.versions.is_outdated(before) else before, after) for before, after in pairs]
     finals = yield from follow_own(entry, own)
     for (before, _), after in zip(pairs, finals, strict=True):
         ledger.add(Change(entry.collection, before["_id"], before, after))
@@ -253,10 +255,9 @@ def plain(stored: Any) -> Any:
 def stored(rule: CounterFields, key: Any) -> Plan[Any]:
     """The stored number; None where there is no document."""
     entry = rule.target
-    projection = None if entry.versioned else {rule.path: 1}
+    projection = None if entry.versions.is_versioned else {rule.path: 1}
     document = yield from find_one(entry.collection, rule.where(key), projection)
     if document is None:
         return None
-    if entry.versioned and lazy.is_stale(entry, document):
-        (document,) = yield from lazy.in_memory(entry, [document])
+    (document,) = yield from upgraded(entry, [document])
     return rule.number(plain(value_at(document, rule.path) or 0))

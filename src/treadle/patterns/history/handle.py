@@ -8,13 +8,13 @@ from typing import Any
 
 from pymongo import DESCENDING
 
-from treadle.engine import lazy
 from treadle.engine.burials import Restore
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.kinds import ChangeKind
 from treadle.engine.ledger import Ledger
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.replaces import Replace
+from treadle.engine.version_upgrade import upgraded
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
@@ -116,9 +116,8 @@ class Revert(Work[Any]):
 
 def load(entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Document]]:
     """States as the models of the present have them."""
-    if entry.attends:
-        documents = yield from lazy.in_memory(entry, documents)
-    return [entry.codec.load(document) for document in documents]
+    current = yield from upgraded(entry, documents)
+    return [entry.codec.load(document) for document in current]
 
 
 class StateReader(PageReader[Any]):

@@ -7,8 +7,8 @@ from typing import Any
 
 from pymongo import DESCENDING
 
-from treadle.engine import lazy
 from treadle.engine.pages import by_ids, projection_of
+from treadle.engine.version_upgrade import upgraded
 from treadle.graph.outcomes import Finding
 from treadle.patterns.history.followed import hold
 from treadle.patterns.history.rows import HEAD, MILLISECOND, OPEN, HistoryRows, Move
@@ -42,10 +42,10 @@ def examine(rule: HistoryRows, documents: Sequence[Raw]) -> Plan[list[Finding]]:
 def _alike(rule: HistoryRows, state: Raw, document: Raw) -> Plan[bool]:
     if rule.alike(state, document):
         return True
-    if not rule.target.versioned:
+    if not rule.target.versions.is_versioned:
         return False
     # This Store may store the document in an older version than it writes down.
-    one, other = yield from lazy.in_memory(rule.target, [state, document])
+    one, other = yield from upgraded(rule.target, [state, document])
     return rule.alike(one, other)
 
 

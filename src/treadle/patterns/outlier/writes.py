@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, TypeVar
 
-from treadle.engine import crud, lazy
+from treadle.engine import crud
 from treadle.engine.ledger import Ledger
 from treadle.engine.touches import touches_of, touching
+from treadle.engine.version_upgrade import upgrade_matching, upgrade_stored
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.change import Change
@@ -59,7 +60,7 @@ class ArrayWork(Work[R]):
         # Whether others are fed by the array, its count or its flag.
         self.followed = concerns(self.entry, {*rule.maintained(), *touches_of(self.entry, new=False)})
         # In an older version the array may have another name, or another form.
-        self.current = lazy.current_only(self.entry) if speaks_of_current(self.entry) else {}
+        self.current = self.entry.versions.current_only if speaks_of_current(self.entry) else {}
 
     def quick(self) -> Plan[Any]:
         """The write as one plain update; None where that cannot be, and nothing was done."""
@@ -75,12 +76,12 @@ class ArrayWork(Work[R]):
             before = yield from find_one(entry.collection, by_id(self.key))
             if before is None:
                 raise self.rule.missing(self.key)
-        if before is None or not (self.followed or lazy.is_stale(entry, before)):
+        if before is None or not (self.followed or entry.versions.is_outdated(before)):
             return (yield from self.change())
         yield from ledger.note_before(entry, [self.key])
         raised = before
         if self.current:
-            (raised,) = yield from lazy.upgraded(entry, [before])
+            (raised,) = yield from upgrade_stored(entry, [before])
         outcome = yield from self.change()
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
@@ -362,7 +363,7 @@ def settle(
     It `touches` the owner unless it only brings it in order.
     """
     if speaks_of_current(rule.target):
-        yield from lazy.bring_up(rule.target, by_id(key), limit=1)
+        yield from upgrade_matching(rule.target, by_id(key), limit=1)
     owner = yield from _owner(rule, key)
     if not rule.settled(owner):
         move = yield from in_order(rule, (yield from _owner(rule, key, whole=True)))

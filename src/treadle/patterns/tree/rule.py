@@ -120,7 +120,7 @@ class NodeRule(TreeRule, HierarchyRule):
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
         if not self._leads:
             return None
-        if self.target.versioned:
+        if self.target.versions.is_versioned:
             yield from state.bring_up(self.tree, changes)
         placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
         batch.order = placement.order

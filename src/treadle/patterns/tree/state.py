@@ -14,8 +14,8 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.engine import lazy
 from treadle.engine.older import has_older
+from treadle.engine.version_upgrade import upgrade_stored
 from treadle.engine.work import Busy
 from treadle.errors import DataError
 from treadle.graph.change import Change, Changes
@@ -69,7 +69,7 @@ def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
     if not (yield from has_older(entry)):
         return
     most = entry.limits.upgrade_chunk
-    older = yield from find(entry.collection, lazy.other_versions(entry), limit=most + 1)
+    older = yield from find(entry.collection, entry.versions.outdated_only, limit=most + 1)
     if len(older) > most:
         raise DataError(
             f"{entry.collection} holds more than {most:,} nodes of older versions, and where they stand in "
@@ -77,7 +77,7 @@ def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
             code="tree-outdated",
         )
     yield from changes.note_before(entry, [each["_id"] for each in older])
-    for before, after in zip(older, (yield from lazy.upgraded(entry, older)), strict=True):
+    for before, after in zip(older, (yield from upgrade_stored(entry, older)), strict=True):
         changes.add(Change(entry.collection, before["_id"], before, after))
 
 

@@ -6,8 +6,8 @@ in the lease itself: a run that was stopped or killed is taken up from there.
 Nothing depends on that note: a document that was migrated is not migrated
 again, and what old writers left behind is found in another pass.
 
-Functions work on documents that are fetched, and write them back guarded
-(`engine/convert.py`). Pipelines run on the server, by ranges of `_id`.
+Functions work on documents that are fetched and stored in one transaction.
+Pipelines run on the server, by ranges of `_id`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import bson
-from pymongo.errors import OperationFailure
-
 from treadle.engine import follow, lease
 from treadle.engine.contention import in_pieces
-from treadle.engine.convert import Converted, convert, encodable, guarded_write, stops_others, store_alone
 from treadle.engine.pages import matching, readable_page
 from treadle.engine.set_aside import SET_ASIDE
-from treadle.errors import DataError, UsageError
+from treadle.engine.version_upgrade import store_converted
+from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Progress, resting
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.storable import ENCODING_ERRORS
-from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait
+from treadle.graph.versions import Upgraded
+from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, transact, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId, Unreadable
-from treadle.plan.server_errors import is_about_one_document, message_of, translate
+from treadle.plan.server_errors import message_of, translate
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
@@ -43,26 +39,21 @@ from treadle.upkeep.migrations.run import (
     Sample,
     SetAside,
     forget_settled,
+    make_run,
     put_aside,
-    runs,
     set_aside,
-    write_each,
 )
 
 # Documents at a time where others follow.
 MIGRATION_FOLLOWED_BATCH = 100
 # Passes over a collection that is written meanwhile.
 MIGRATION_PASSES_MAX = 20
-# Attempts at a batch that others keep changing.
-MIGRATION_ROUNDS_MAX = 10
 # Documents that a dry run shows.
 MIGRATION_SAMPLES = 3
 # Documents among which it looks for them.
 MIGRATION_SAMPLED_MAX = 100
 # The pause after a conflict.
 MIGRATION_PAUSE_SECONDS = 0.005
-# Larger documents are sent alone after a refusal.
-MIGRATION_LARGE_BYTES = 4 * 1024 * 1024
 
 # -- the run ------------------------------------------------------------------------------------
 
@@ -90,7 +81,7 @@ def migrate(run: Run) -> Plan[Migrated]:
         remaining = yield from count_documents(run.entry.collection, run.stale)
     yield from forget_settled(run)
     listed = yield from set_aside(run.entry)
-    mine = tuple(each for each in listed if each.model == run.lineage.model.__name__)
+    mine = tuple(each for each in listed if each.model == run.chain.model.__name__)
     return Migrated(run.entry.model.__name__, run.to, run.done, remaining, finished, mine)
 
 
@@ -123,7 +114,7 @@ def _passes(run: Run) -> Plan[bool]:
 
 def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
     """Once through the documents after `last`; False if it was to stop on the way."""
-    ways = run.lineage.steps.values()
+    ways = run.chain.steps.values()
     server_side = not run.followed and all(_is_pipeline(run, step) for step in ways)
     while True:
         if run.options.stop is not None and run.options.stop():
@@ -151,7 +142,7 @@ def _next(run: Run, last: list[Any] | None, server_side: bool) -> Plan[tuple[lis
 
 
 def _is_pipeline(run: Run, step: Any) -> bool:
-    lowers = run.to < run.lineage.current
+    lowers = run.to < run.chain.current
     needed = step.from_version < run.to or lowers
     return not needed or (not callable(step.up) and (not lowers or isinstance(step.back, list)))
 
@@ -182,8 +173,7 @@ def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | Non
         run.aside = yield from count_documents(SET_ASIDE, run.noted)
     if reached is None:
         return None
-    migrate_all = _migrate_followed if run.followed else _migrate
-    yield from migrate_all(run, (yield from _without_set_aside(run, fresh)))
+    yield from _migrate(run, (yield from _without_set_aside(run, fresh)))
     return reached, len(fresh)
 
 
@@ -197,125 +187,49 @@ def _without_set_aside(run: Run, documents: Sequence[Raw]) -> Plan[list[Raw]]:
 
 
 def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
-    """Convert documents and write them back; those that changed meanwhile again, a few times."""
-    pending = list(documents)
-    checked = False
-    for attempt in range(MIGRATION_ROUNDS_MAX):
-        converted = yield from _convertible(run, pending, checked)
-        writes = [
-            (each.before["_id"], write) for each in converted if (write := guarded_write(each)) is not None
-        ]
-        if not writes:
-            return
-        try:
-            matched, refused = yield from write_each(run, writes)
-        except (OperationFailure, *ENCODING_ERRORS) as error:
-            # One of them is no BSON as it is, or too large; the whole batch was refused because of it.
-            if checked or not stops_others(error):
-                raise
-            checked = True
-            continue
-        run.done += matched
-        if matched + refused == len(writes):
-            return
-        keys = [each.before["_id"] for each in converted]
-        pending = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
-        pending = yield from _without_set_aside(run, pending)
-        yield from wait(MIGRATION_PAUSE_SECONDS * attempt)
-    # Left for the next pass: somebody writes them all the time.
-
-
-def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list[Converted]]:
-    """The documents that could be converted; the others are set aside."""
-    converted: list[Converted] = []
-    outcomes = yield from convert(run.entry, documents, run.to)
-    for raw, outcome in zip(documents, outcomes, strict=True):
-        if isinstance(outcome, DataError):
-            yield from put_aside(run, raw["_id"], str(outcome))
-        elif not checked or _plain(outcome, MIGRATION_LARGE_BYTES):
-            converted.append(outcome)
-        else:
-            yield from _alone(run, outcome)
-    return converted
-
-
-def _plain(outcome: Converted, most: int) -> bool:
-    """Whether a result can be sent with others."""
-    try:
-        sizes = [
-            len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in (outcome.before, outcome.after)
-        ]
-    except ENCODING_ERRORS:
-        return False
-    return max(sizes) < most
-
-
-def _alone(run: Run, outcome: Converted) -> Plan[None]:
-    """Migrate a document by itself; it is set aside if that cannot be done either."""
-    identity = outcome.before["_id"]
-    try:
-        run.done += yield from store_alone(run.entry, outcome, run.to)
-    except DataError as error:
-        yield from put_aside(run, identity, str(error))
-    except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
-        if isinstance(error, OperationFailure) and not is_about_one_document(error):
-            raise
-        reason = message_of(translate(error, run.lineage.model.__name__, [outcome.after]))
-        yield from put_aside(run, identity, reason)
-
-
-def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
-    """The same where other documents follow: in a transaction, with all that follows from it.
+    """Convert documents and store them, in transactions; where others follow, with all that follows.
 
     A document that cannot be written undoes the whole transaction. The batch
     is halved until it stands alone, and is set aside.
     """
 
-    def attempt(some: Sequence[Raw], checked: bool = False) -> Plan[list[None]]:
-        keys = [each["_id"] for each in some]
-        try:
-            failures, changed = yield from follow.perform(
-                run.graph, run.server, run.entry, lambda: _followed_writes(run, keys, checked)
-            )
-        except ENCODING_ERRORS:
-            if checked:
-                raise
-            return (yield from attempt(some, checked=True))
+    def attempt(some: Sequence[Raw]) -> Plan[list[None]]:
+        failures, changed = yield from _migrate_together(run, [each["_id"] for each in some])
         run.done += changed
-        for key in keys:
-            if freeze(key) in failures:
-                yield from put_aside(run, key, failures[freeze(key)])
+        for key, reason in failures:
+            yield from put_aside(run, key, reason)
         return []
 
     def alone(raw: Raw, error: Exception) -> Plan[list[None]]:
-        reason = message_of(translate(error, run.lineage.model.__name__))
+        reason = message_of(translate(error, run.chain.model.__name__))
         yield from put_aside(run, raw["_id"], reason)
         return []
 
     yield from in_pieces(documents, attempt, alone)
 
 
-def _followed_writes(
-    run: Run, keys: list[Any], checked: bool
-) -> Plan[tuple[list[Raw], list[Any], dict[Any, str]]]:
-    """The documents that are to be migrated, their writes, and what cannot be written."""
-    befores = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
-    writes, failures, changing = [], {}, []
-    for raw, outcome in zip(befores, (yield from convert(run.entry, befores, run.to)), strict=True):
-        try:
-            if isinstance(outcome, DataError):
-                raise outcome
-            if checked:
-                outcome.after = encodable(outcome.after, run.lineage.model)
-        except (DataError, UsageError) as error:
-            failures[freeze(raw["_id"])] = str(error)
-            continue
-        # A transaction notices other writers by itself.
-        write = guarded_write(outcome, compare=False)
-        if write is not None:
-            writes.append(write)
-            changing.append(raw)
-    return changing, writes, failures
+def _migrate_together(run: Run, keys: Sequence[Any]) -> Plan[tuple[list[tuple[Any, str]], int]]:
+    """Migrate documents in one transaction; those that cannot be, with the reasons, and how many were."""
+    failures: list[tuple[Any, str]] = []
+
+    def store() -> Plan[list[Raw]]:
+        befores = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": list(keys)}}, run.stale]})
+        outcome = yield from _converted(run, befores)
+        failures[:] = [(key, error.message) for key, error in outcome.failed]
+        ready, converted = outcome.pairs
+        yield from store_converted(run.entry, ready, converted)
+        return ready
+
+    if run.followed and run.to == run.chain.current:
+        return failures, (yield from follow.perform(run.graph, run.server, run.entry, store))
+    # A document of an older version is the same as a source: nothing follows from the way down.
+    return failures, len((yield from transact(store)))
+
+
+def _converted(run: Run, documents: Sequence[Raw]) -> Plan[Upgraded]:
+    if run.to == run.chain.current:
+        return (yield from run.chain.upgrade(documents))
+    return (yield from run.chain.convert(documents, run.to))
 
 
 # -- a look ahead ---------------------------------------------------------------------------------
@@ -331,12 +245,12 @@ def rehearse(run: Run) -> Plan[Migrated]:
         rows = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most)
     except Unreadable as error:
         rows = error.documents
-        aside += [SetAside(run.lineage.model.__name__, key, reason) for key, reason in error.failed]
-    for raw, outcome in zip(rows, (yield from convert(run.entry, rows, run.to)), strict=True):
+        aside += [SetAside(run.chain.model.__name__, key, reason) for key, reason in error.failed]
+    for raw, outcome in zip(rows, (yield from _converted(run, rows)).outcomes, strict=True):
         if isinstance(outcome, DataError):
-            aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
+            aside.append(SetAside(run.chain.model.__name__, raw["_id"], str(outcome)))
         elif len(samples) < MIGRATION_SAMPLES:
-            samples.append(Sample(raw["_id"], raw, outcome.after))
+            samples.append(Sample(raw["_id"], raw, outcome))
     return Migrated(
         run.entry.model.__name__, run.to, 0, remaining, not remaining, tuple(aside), tuple(samples)
     )
@@ -347,18 +261,5 @@ def perform(
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
     server.require_transactions(f"migrate({entry.model.__name__})")
-    results: list[Migrated] = []
-    for run in runs(graph, server, entry, to, options):
-        results.append((yield from (rehearse(run) if dry_run else migrate(run))))
-        if not results[-1].finished and not dry_run:
-            break
-    # Several runs of one model are shown as one.
-    return Migrated(
-        results[0].model,
-        results[0].to,
-        sum(each.migrated for each in results),
-        sum(each.remaining for each in results),
-        all(each.finished for each in results),
-        tuple(one for each in results for one in each.set_aside),
-        tuple(one for each in results for one in each.samples)[:MIGRATION_SAMPLES],
-    )
+    run = make_run(graph, server, entry, to, options)
+    return (yield from (rehearse(run) if dry_run else migrate(run)))

@@ -10,7 +10,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.pages import chunks, starting_at
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
-from treadle.graph.versions import Lineage
+from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, by_id, find, update_many
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.migrations.run import Run, write_each
@@ -61,25 +61,25 @@ def _bracket(identity: Any) -> str:
 
 def _pipelines(run: Run) -> list[tuple[list[Raw], int, int]]:
     """Each step with the version that it leads to and the one that it starts from, in order."""
-    lineage = run.lineage
+    chain = run.chain
     steps: list[tuple[Any, int, int]] = []
     for version in range(1, run.to):
-        steps.append((lineage.steps[version].up, version + 1, version))
-    for version in range(lineage.highest - 1, run.to - 1, -1):
-        back = lineage.steps[version].back if version in lineage.steps else None
+        steps.append((chain.steps[version].up, version + 1, version))
+    for version in range(chain.highest - 1, run.to - 1, -1):
+        back = chain.steps[version].back if version in chain.steps else None
         steps.append((back, version, version + 1))
     return [each for each in steps if isinstance(each[0], list)]
 
 
-def _of_version(lineage: Lineage, version: int) -> Raw:
+def _of_version(chain: VersionChain, version: int) -> Raw:
     """The condition that a document is of a version; one without any is of the first."""
-    return {lineage.field: {"$in": [1, None]} if version == 1 else {"$eq": version}}
+    return {chain.field: {"$in": [1, None]} if version == 1 else {"$eq": version}}
 
 
 def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> Plan[None]:
     """One step of the documents of a range that are of its version; one that fails is set aside."""
-    conditions: list[Raw] = [run.scope, _of_version(run.lineage, origin)]
-    pipeline = [*way, {"$set": {run.lineage.field: {"$literal": version}}}]
+    conditions: list[Raw] = [run.scope, _of_version(run.chain, origin)]
+    pipeline = [*way, {"$set": {run.chain.field: {"$literal": version}}}]
     final = version == run.to
     if run.aside:
         rows = yield from find(SET_ASIDE, {**run.noted, "_id.key": within["_id"]}, {"_id.key": 1})

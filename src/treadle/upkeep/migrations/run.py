@@ -16,7 +16,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Pace, Report
 from treadle.graph.pattern import Entry
-from treadle.graph.versions import Lineage
+from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
@@ -85,12 +85,12 @@ class Options:
 
 @dataclass(slots=True)
 class Run:
-    """One run over the documents of one class, or of several that share their migrations."""
+    """One run over the documents of one model, kinds included."""
 
     graph: Graph
     server: Capabilities
     entry: Entry[Any]
-    lineage: Lineage
+    chain: VersionChain
     scope: Raw
     to: int
     options: Options
@@ -108,7 +108,7 @@ class Run:
     @property
     def label(self) -> str:
         """Under which name documents are set aside."""
-        return f"migrate {self.lineage.model.__name__}"
+        return f"migrate {self.chain.model.__name__}"
 
     @property
     def noted(self) -> Raw:
@@ -117,13 +117,13 @@ class Run:
 
     @property
     def key(self) -> str:
-        return f"{self.lineage.model.__name__}:{self.to}"
+        return f"{self.chain.model.__name__}:{self.to}"
 
     @property
     def stale(self) -> Raw:
         """The condition that a document is of another version than the one to reach."""
         unlike: Raw = {"$ne": self.to} if self.to > 1 else {"$nin": [1, None]}
-        return {**self.scope, self.lineage.field: unlike}
+        return {**self.scope, self.chain.field: unlike}
 
     @property
     def followed(self) -> bool:
@@ -131,52 +131,34 @@ class Run:
         return any(each.rules or each.feeds for each in self.entry.root.related)
 
 
-def runs(
-    graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, options: Options
-) -> list[Run]:
-    """The runs that bring all documents of a model to a version; classes with the same steps share one."""
+def make_run(graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, options: Options) -> Run:
+    """The run that brings all documents of a model to a version."""
     options.check()
-    groups: dict[Any, list[tuple[Entry[Any], Lineage]]] = {}
-    for each, lineage in _members(entry):
-        same = (lineage.current, lineage.written, *map(id, lineage.steps.values()))
-        groups.setdefault(same, []).append((each, lineage))
-    made = []
-    for group in groups.values():
-        scopes = [each.whole_exactly for each, _ in group]
-        scope: Raw = scopes[0] if len(scopes) == 1 else {"$or": scopes}
-        if any(each is entry for each, _ in group) and len(group) == len([entry, *entry.below]):
-            scope = dict(entry.whole_scope)
-        lineage = group[0][1]
-        lease = Lease(
-            f"migrate:{entry.collection}",
-            entry.limits.migration_lease_seconds,
-            options.owner,
-            options.is_dead,
-        )
-        made.append(Run(graph, server, entry, lineage, scope, _target(lineage, to), options, lease))
-    return made
+    chain = _require_versions(entry)
+    lease = Lease(
+        f"migrate:{entry.collection}", entry.limits.migration_lease_seconds, options.owner, options.is_dead
+    )
+    scope = dict(entry.whole_scope)
+    return Run(graph, server, entry, chain, scope, _target(chain, to), options, lease)
 
 
-def _members(entry: Entry[Any]) -> list[tuple[Entry[Any], Lineage]]:
-    """The model and the kinds below it that have versions."""
-    members = [(each, each.lineage) for each in [entry, *entry.below] if each.lineage is not None]
-    if not members:
+def _require_versions(entry: Entry[Any]) -> VersionChain:
+    if not entry.versions.is_versioned:
         raise UsageError(
             f"{entry.model.__name__} has no version=, so there is nothing to migrate", code="version-invalid"
         )
-    return members
+    return entry.versions
 
 
-def _target(lineage: Lineage, to: int | None) -> int:
-    target = lineage.written if to is None else to
-    if isinstance(target, bool) or not isinstance(target, int) or not 1 <= target <= lineage.highest:
+def _target(chain: VersionChain, to: int | None) -> int:
+    target = chain.written if to is None else to
+    if isinstance(target, bool) or not isinstance(target, int) or not 1 <= target <= chain.highest:
         raise UsageError(
-            f"{lineage.model.__name__} cannot be migrated to version {target!r}; "
-            f"it has 1 to {lineage.highest}",
+            f"{chain.model.__name__} cannot be migrated to version {target!r}; it has 1 to {chain.highest}",
             code="version-invalid",
         )
     # Before anything is changed: a step that has no way down.
-    lineage.ways(max(lineage.current, target), target)
+    chain.ways(max(chain.current, target), target)
     return target
 
 
@@ -195,7 +177,7 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
         [
             {"$match": dict(entry.whole_scope)},
             # By the field itself first, which is several times quicker, so that few are left to judge.
-            {"$group": {"_id": f"${_members(entry)[0][1].field}", "n": {"$sum": 1}}},
+            {"$group": {"_id": f"${_require_versions(entry).field}", "n": {"$sum": 1}}},
             {"$group": {"_id": version, "n": {"$sum": "$n"}}},
             {"$sort": {"_id": 1}},
         ],
@@ -205,10 +187,10 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
 
 def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
     """The documents that could not be migrated, the first thousand."""
-    names = {f"migrate {each.model.__name__}": each.model.__name__ for each in [entry, *entry.below]}
-    noted = {"_id.rule": {"$in": list(names)}, "_id.collection": entry.collection}
+    name = entry.versions.model.__name__
+    noted = {"_id.rule": f"migrate {name}", "_id.collection": entry.collection}
     rows = yield from find(SET_ASIDE, noted, sort=[("_id", 1)], limit=MIGRATION_LISTED_MAX)
-    return [SetAside(names[row["_id"]["rule"]], row["_id"]["key"], row["reason"]) for row in rows]
+    return [SetAside(name, row["_id"]["key"], row["reason"]) for row in rows]
 
 
 def put_aside(run: Run, key: Any, reason: str) -> Plan[None]:

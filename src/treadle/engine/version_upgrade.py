@@ -1,0 +1,170 @@
+"""Outdated documents where a call meets them: upgraded for a reader, stored upgraded before a write.
+
+A reader always gets the current version. With `migrate_on_read="store"` what
+it got is stored as well, which never fails the reader. An upgraded document
+is stored inside a transaction, so that a concurrent write of it conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pymongo import ReplaceOne
+from pymongo.errors import PyMongoError
+
+from treadle.errors import DataError
+from treadle.graph.pattern import Entry
+from treadle.graph.versions import Upgraded
+from treadle.model.logs import logger
+from treadle.model.storable import ENCODING_ERRORS
+from treadle.plan import (
+    Plan,
+    Raw,
+    aside,
+    bulk_write,
+    by_id,
+    find,
+    find_one,
+    in_one_reply,
+    replace_one,
+    server_facts,
+    transact,
+)
+from treadle.plan.capabilities import Capabilities
+
+log = logger(__name__)
+
+
+# -- for readers --------------------------------------------------------------------------------
+
+
+def read_current(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Stored documents as current ones; stored so as well where the model says it. Raises `DataError`."""
+    chain = entry.versions
+    outdated = [raw for raw in raws if chain.is_outdated(raw)]
+    if not outdated:
+        return list(raws)
+    current = (yield from chain.upgrade(raws)).required()
+    # Where others follow, only the background migration stores documents: it lets them follow.
+    if chain.stores_back and not chain.writes_older and entry.root.plain:
+        keys = [raw["_id"] for raw in outdated]
+        yield from aside(lambda: _store_back(entry, keys))
+    return current
+
+
+def upgraded(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Stored documents as current ones, nothing stored. Raises `DataError`."""
+    return (yield from entry.versions.upgrade(raws)).required()
+
+
+def upgraded_leniently(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Stored documents as current ones; one that cannot be upgraded, or an empty one, as it is."""
+    given = [raw for raw in raws if raw]
+    outcomes = iter((yield from entry.versions.upgrade(given)).outcomes)
+    current = []
+    for raw in raws:
+        outcome = next(outcomes) if raw else raw
+        current.append(raw if isinstance(outcome, DataError) else outcome)
+    return current
+
+
+def _store_back(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+    def store() -> Plan[None]:
+        documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+        yield from upgrade_stored(entry, documents)
+
+    if not (yield from server_facts()).transactions:
+        return
+    try:
+        yield from transact(store)
+    except (PyMongoError, DataError, *ENCODING_ERRORS) as error:
+        # The reader has what it asked for, and the document is upgraded another time. The server's
+        # message may quote the document, and has no place in a log.
+        kind = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        log.warning("%s: could not store upgraded documents (%s)", entry.model.__name__, kind)
+
+
+# -- before a write -----------------------------------------------------------------------------
+
+
+def upgrade_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Store documents, just read in the transaction under way, as current ones; these, in order.
+
+    Raises `DataError` for one that cannot be upgraded.
+    """
+    current = (yield from entry.versions.upgrade(raws)).required()
+    yield from store_converted(entry, raws, current)
+    return current
+
+
+def store_converted(entry: Entry[Any], raws: Sequence[Raw], converted: Sequence[Raw]) -> Plan[int]:
+    """Store documents in another version, in the transaction in which they were read; how many changed."""
+    writes = [
+        ReplaceOne(by_id(raw["_id"]), each)
+        for raw, each in zip(raws, converted, strict=True)
+        if each is not raw
+    ]
+    if writes:
+        yield from bulk_write(entry.collection, writes, ordered=False)
+    return len(writes)
+
+
+def upgrade_matching(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
+    """Store the outdated documents that match as current ones; how many. Raises `DataError`.
+
+    In the transaction under way, or in one for each chunk.
+    """
+    total = 0
+    while True:
+        done = yield from transact(lambda: _upgrade_some(entry, condition, limit))
+        total += done
+        if not done or limit:
+            return total
+
+
+def _upgrade_some(entry: Entry[Any], condition: Raw, limit: int) -> Plan[int]:
+    matching = {"$and": [condition, entry.versions.outdated_only]}
+    most = in_one_reply(limit or entry.limits.upgrade_chunk)
+    documents = yield from find(entry.collection, matching, **most)
+    yield from upgrade_stored(entry, documents)
+    return len(documents)
+
+
+def upgrade_possible(entry: Entry[Any], condition: Raw) -> Plan[Upgraded]:
+    """Store the outdated documents that match and can be upgraded as current ones; what became of each.
+
+    In the transaction under way, or in one of its own.
+    """
+
+    def store() -> Plan[Upgraded]:
+        documents = yield from find(entry.collection, {"$and": [condition, entry.versions.outdated_only]})
+        upgraded = yield from entry.versions.upgrade(documents)
+        yield from store_converted(entry, *upgraded.pairs)
+        return upgraded
+
+    return (yield from transact(store))
+
+
+def matches_outdated(entry: Entry[Any], condition: Raw) -> Plan[bool]:
+    """Whether an outdated document meets a condition as it is stored."""
+    outdated = {"$and": [condition, entry.versions.outdated_only]}
+    return (yield from find_one(entry.collection, outdated, {"_id": 1})) is not None
+
+
+# -- after a write ------------------------------------------------------------------------------
+
+
+def lower_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
+    """Store documents, just updated in the current version, in the one that this Store writes."""
+    chain = entry.versions
+    if not chain.writes_older:
+        return
+    for raw, lowered in zip(raws, (yield from chain.lower(raws, chain.written)), strict=True):
+        yield from replace_one(entry.collection, by_id(raw["_id"]), lowered)
+
+
+def check_lowering(entry: Entry[Any], server: Capabilities) -> None:
+    """Refuse what would show others a version that this Store must not write."""
+    what = f"an update of a {entry.model.__name__} that is written in an older version (write_versions=)"
+    server.require_transactions(what, "replace the document", code="write-version-update")
