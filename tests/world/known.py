@@ -138,8 +138,6 @@ def defect(name: str, features: str, *must: str, may: tuple[str, ...] = (), mode
 
 
 DEFECTS: list[Defect] = [
-    # A changed source does not reach the copies of an outdated document whose reference has another name.
-    defect("p02", "item.pipeline_version", "owner", may=COPIES, modes="write"),
     # A Store that writes an older version refuses inserts, and computes from documents as they are stored.
     defect(
         "r01",
@@ -164,22 +162,13 @@ DEFECTS: list[Defect] = [
     defect("r04", "item.nested_id", "call change"),
     defect("r04", "owner.nested_id", "call change_owner"),
     # A subset forgets archived documents while one of them is outdated.
-    defect("r11", "item.archive item.python_version", "top_items", modes="write"),
-    defect("r11", "item.archive item.pipeline_version", "top_items", modes="write"),
-    defect("r11", "item.archive item.python_version", may=("top_items",)),
-    defect("r11", "item.archive item.pipeline_version", may=("top_items",)),
-    # References look for an owner in its archive, although counted=False lets go of it: new copies are
-    # filled from it, and verify compares kept copies with it (test_interactions.py).
-    defect("q01", "owner.uncounted", "name_then", modes="schedule"),
-    defect("q01", "owner.uncounted", may=COPIES),
+    defect("r11", "item.archive item.python_version", "rebuild", modes="write"),
+    defect("r11", "item.archive item.python_version", may=("top_items", "rebuild")),
+    defect("r11", "item.archive item.pipeline_version", may=("top_items", "rebuild")),
     # An owner is changed and archived before the worker reads that: its copies stay as they were.
     defect("q05", "owner.archive", "owner", may=COPIES, modes="stream"),
     # A raw update is archived before the formula was computed: the old value counts. test_interactions.py.
     defect("q03", "item.archive", may=("scores", "daily.scores"), modes="stream schedule"),
-    # A reference to an archived owner copies it as it is stored, in an older version too.
-    defect("q04", "owner.archive owner.python_version", "owner", may=COPIES, modes="write"),
-    defect("q04", "owner.archive owner.python_version", may=COPIES),
-    defect("q04", "owner.archive owner.pipeline_version", may=COPIES),
     # The last state of a deleted document stays open.
     defect("q02", "item.history", "history", modes="schedule"),
 ]

@@ -17,7 +17,6 @@ from treadle.engine.contention import in_pieces
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
 from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
-from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.react import record
 from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
@@ -28,6 +27,7 @@ from treadle.graph import operations
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.operations import Bulk, Operation, Upserted
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, find, is_inside, server_facts
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, message_of
@@ -162,9 +162,9 @@ def _require_few(work: ChunkedWork) -> Plan[None]:
 
 
 def _require_here(work: Work[Any]) -> Plan[None]:
-    """Set an operation apart whose document was not found because it is elsewhere."""
-    place = work.entry.elsewhere
-    if place is not None and (yield from find(place.collection, work.looked_for, {"_id": 1}, limit=1)):
+    """Set an operation apart whose document was not found because it is archived."""
+    archive = work.entry.everything.archive
+    if archive is not None and (yield from find(archive, work.looked_for, {"_id": 1}, limit=1)):
         raise _Apart(work)
 
 

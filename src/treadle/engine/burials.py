@@ -39,13 +39,13 @@ D = TypeVar("D", bound=Document)
 
 def require_tombstone(entry: Entry[Any], call: str) -> str:
     """The path that tells a model's deleted documents; refuses a model that keeps none."""
-    if entry.tombstone is None:
+    if entry.deletion_path is None:
         raise UsageError(
             f"{call} is for models that keep their deleted documents, and {entry.model.__name__} does not; "
             'declare soft_delete="deleted_at" with a field deleted_at: datetime | None = None',
             code="soft-delete-undeclared",
         )
-    return entry.tombstone
+    return entry.deletion_path
 
 
 def burying(entry: Entry[Any]) -> list[Raw]:
@@ -57,7 +57,7 @@ def burying(entry: Entry[Any]) -> list[Raw]:
 def bury(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[dict[Any, Raw]]:
     """Take documents that were just read for deleted; by frozen id what is stored now."""
     keys = [each["_id"] for each in befores]
-    yield from update_many(entry.collection, {"_id": {"$in": keys}, **entry.scope}, burying(entry))
+    yield from update_many(entry.collection, {"_id": {"$in": keys}, **entry.targets.filter()}, burying(entry))
     afters = yield from by_ids(entry.collection, keys)
     for before in befores:
         after = afters.get(freeze(before["_id"]))
@@ -73,7 +73,7 @@ class Restore(Work[D | None]):
     def __init__(self, entry: Entry[D], identity: Any) -> None:
         self.entry = entry
         self.path = require_tombstone(entry, "restore")
-        self.filter = {**by_id(entry.identity(identity)), **entry.buried}
+        self.filter = {**by_id(entry.identity(identity)), **entry.deleted.filter()}
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         before = yield from find_one(self.entry.collection, self.filter)
@@ -116,7 +116,7 @@ def purged(entry: Entry[Any], before: datetime | None) -> Raw:
     """The condition of the deleted documents that are to be removed for good."""
     path = require_tombstone(entry, "purge")
     if before is None:
-        return entry.buried
+        return entry.deleted.filter()
     if not isinstance(before, datetime):
         raise UsageError(f"purge takes before= as a datetime, not {before!r}", code="filter-invalid")
-    return {**entry.whole_scope, path: {"$lt": clean(before)}}
+    return {**entry.targets.with_deleted.filter(), path: {"$lt": clean(before)}}

@@ -21,10 +21,10 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, react, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
-from treadle.engine.set_aside import set_aside
 from treadle.engine.work import Failed, Work, as_they_are_now
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry, Rule
+from treadle.graph.quarantine import set_aside
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, transact, update_many
 from treadle.plan.capabilities import Capabilities
@@ -119,12 +119,14 @@ class Commit:
 
         def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
             def hold() -> Plan[None]:
-                held = {**entry.at_any(some), **entry.exactly}
+                held = {**entry.at_any(some), **entry.targets.exact.filter()}
                 yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
 
             def mend() -> Plan[list[Any]]:
                 ledger = Ledger()
-                changed = yield from rewrite(self.server, recomputation, some, ledger, within=entry.exactly)
+                changed = yield from rewrite(
+                    self.server, recomputation, some, ledger, within=entry.targets.exact.filter()
+                )
                 yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
                 return changed
 

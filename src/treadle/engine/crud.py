@@ -13,12 +13,13 @@ from uuid import UUID
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, WriteError
 
-from treadle.engine.pages import by_ids, chunks
+from treadle.engine.pages import by_ids
 from treadle.engine.version_upgrade import matches_outdated, read_current
 from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import chunks
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.model.shown import quoted
@@ -299,7 +300,7 @@ def find_command(
     keys = sort_keys(sort, entry.codec)
     options = {"sort": keys, "skip": skip or 0, "limit": limit or 0}
     projection = None if card is None else card.projection
-    cleaned = clean_filter(entry.codec, filter, entry.buried if deleted else None)
+    cleaned = clean_filter(entry.codec, filter, entry.deleted.filter() if deleted else None)
     if sorts_names(entry.codec, keys):
         return _sorted_by_names(entry, cleaned, options, projection)
     return Read(entry.collection, "find", (cleaned, projection), options)

@@ -16,7 +16,7 @@ from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
-from treadle.engine.version_upgrade import upgraded
+from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
@@ -85,7 +85,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
     def direct(self) -> Plan[Raw | None]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
-            if entry.tombstone is None:
+            if entry.deletion_path is None:
                 raw = yield from find_one_and_delete(entry.collection, self.filter)
             else:
                 raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
@@ -110,7 +110,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         asked = any(each.answering("before_delete") for each in entry.related)
-        if asked or entry.tombstone is not None or derivation(entry).on_server:
+        if asked or entry.deletion_path is not None or derivation(entry).on_server:
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
                 left = yield from delete_documents(entry, [before], ledger)
@@ -159,7 +159,7 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
     def direct(self) -> Plan[int]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
-            if entry.tombstone is None or self.for_good:
+            if entry.deletion_path is None or self.for_good:
                 return (yield from delete_many(entry.collection, self.filter)).deleted_count
             return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
 
@@ -194,7 +194,7 @@ def delete_documents(
         for rule in exact.answering("before_delete"):
             yield from rule.before_delete(group, ledger)
     yield from ledger.note_before(entry, keys)
-    buries = entry.tombstone is not None and not for_good
+    buries = entry.deletion_path is not None and not for_good
     left: dict[Any, Raw] = {}
     if buries:
         left = yield from bury(entry, befores, ledger)
@@ -226,6 +226,7 @@ def follow_references(
         keys = rule.names_of(befores)
         if rule.on_delete not in ("clear", "cascade") or not keys:
             continue
+        yield from upgrade_matching_upgraded(rule.target, rule.referring(*keys))
         referring = yield from find(rule.target.collection, rule.referring(*keys), limit=most + 1)
         if len(referring) > most:
             raise _too_large(entry, rule)
@@ -270,7 +271,9 @@ def smaller_first(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[lis
 def check_restrictions(rules: Sequence[CopyRule], befores: Sequence[Raw]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
     for rule in rules:
-        yield from refuse_if_referred(rule, rule.referring(*rule.names_of(befores)))
+        condition = rule.referring(*rule.names_of(befores))
+        yield from upgrade_matching_upgraded(rule.target, condition)
+        yield from refuse_if_referred(rule, condition)
 
 
 def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:

@@ -14,7 +14,6 @@ from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
 from treadle.engine.field_changes import ChangeFields
 from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, former, search_command
-from treadle.engine.pages import chunks
 from treadle.engine.prompt import Prompt
 from treadle.engine.protocol import GIVE_WAY_MAX, WriteProtocol
 from treadle.engine.reads import DocumentReader
@@ -28,6 +27,7 @@ from treadle.graph.layout import Layout
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import chunks
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, is_inside
@@ -50,11 +50,11 @@ class DocumentLayout(Layout[D]):
     # -- reading -----------------------------------------------------------------------------------
 
     def get(self, identity: Any, card: Any = None) -> Plan[Any]:
-        get = crud.get if self.entry.elsewhere is None else places.get
+        get = crud.get if self.entry.everything.archive is None else places.get
         return get(self.entry, identity, card)
 
     def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
-        if self.entry.elsewhere is None:
+        if self.entry.everything.archive is None:
             return reads.many(self.entry, identities, card)
         return super().many(identities, card)
 
@@ -194,7 +194,7 @@ class DocumentLayout(Layout[D]):
             raise not_storable(error, self.entry.model.__name__) from error
 
     def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
-        if self.entry.elsewhere is None:
+        if self.entry.everything.archive is None:
             return self._write_here(make)
         return self._encoded(self._write_where_it_is(make))
 
@@ -282,7 +282,7 @@ class DocumentLayout(Layout[D]):
             document: D | None = yield from rule.restore(self.protocol, identity)
             if document is not None:
                 return document
-        if rules and self.entry.tombstone is None:
+        if rules and self.entry.deletion_path is None:
             return None
         return (yield from self.protocol.write(Restore(self.entry, identity)))
 

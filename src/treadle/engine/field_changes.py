@@ -29,7 +29,7 @@ class ChangeFields(UpdateOneDocument[D]):
         raw, update = change_of(entry, document, fields)
         super().__init__(entry, raw["_id"], update)
         self.identity = raw["_id"]
-        self.which = {**by_id(self.identity), **entry.exactly}
+        self.which = {**by_id(self.identity), **entry.targets.exact.filter()}
         self.unchanged = unchanged(entry, raw)
         self.filter = {**self.which, **self.unchanged}
 

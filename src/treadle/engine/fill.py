@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import bson
@@ -21,14 +20,12 @@ from pymongo import UpdateOne
 
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
-from treadle.engine.set_aside import set_aside_unreadable
-from treadle.engine.version_upgrade import upgraded_leniently
-from treadle.errors import InvalidValue
+from treadle.errors import DataError, InvalidValue
 from treadle.graph.derived import CopyRule
 from treadle.graph.pattern import REVISION, Entry, Rule
+from treadle.graph.scope import Failed, Image, Scope
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, outside, update_many
-from treadle.plan.decoding import Unreadable
+from treadle.plan import Plan, Raw, bulk_write, by_id, find_one_and_update, update_many
 from treadle.query.comparison import same
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import put, value_at
@@ -67,21 +64,20 @@ def fill_copies(
                         identities[freeze(reference)] = reference
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
         forgiving = lenient or look_only or guard_all
-        unread: set[Any] = set()
-        try:
-            sources = yield from read_sources(source, list(identities.values()), guarded, to)
-        except Unreadable as error:
-            if not forgiving:
-                raise
-            # What cannot be read is neither right nor wrong: its copies stay as they are.
-            yield from outside(partial(set_aside_unreadable, source.model.__name__, error))
-            failed = [key for key, _ in error.failed]
-            unread = {freeze(key) for key in failed}
-            readable = [key for frozen, key in identities.items() if frozen not in unread]
-            sources = yield from read_sources(source, readable, guarded, to, failed if to != "_id" else ())
-            if to != "_id":
-                # Nobody can tell which names those have that cannot be read.
-                unread = {frozen for frozen in identities if frozen not in sources}
+        failed: Failed = []
+        sources = yield from read_sources(source, list(identities.values()), guarded, to, failed)
+        if failed and not forgiving:
+            key, reason = failed[0]
+            raise DataError(
+                f"{source.collection} {key!r}, to which this {entry.model.__name__} refers, cannot be read "
+                f"({reason}); repair the document in mongosh, or delete it",
+                code="document-unreadable",
+            )
+        # What cannot be read is neither right nor wrong: its copies stay as they are.
+        unread = {freeze(key) for key, _ in failed}
+        if failed and to != "_id":
+            # Nobody can tell which names those have that cannot be read.
+            unread = {frozen for frozen in identities if frozen not in sources}
         for rule in of_source:
             for before, raw in pairs:
                 if not any(freeze(reference) in unread for _, reference in rule.references(raw)):
@@ -133,34 +129,53 @@ def _keep_copies(rule: CopyRule, before: Raw, raw: Raw) -> None:
 
 
 def read_sources(
-    source: Entry[Any], keys: Sequence[Any], guarded: bool, to: str = "_id", without: Sequence[Any] = ()
+    source: Entry[Any],
+    keys: Sequence[Any],
+    guarded: bool,
+    to: str = "_id",
+    failed: Failed | None = None,
 ) -> Plan[dict[Any, Raw]]:
     """Source documents by what names them, frozen; written as well where they must not change concurrently.
 
-    Those `without`, by their ids, are left out.
+    Those that cannot be read are quarantined, and added to `failed`.
     """
     if not keys:
         return {}
-    bump = {"$inc": {REVISION: 1}}
-    within = {**source.scope, **({"_id": {"$nin": list(without)}} if without else {})}
-    condition = {to: {"$in": list(keys)}, **within}
-    if guarded and len(keys) == 1:
-        own = {to: {"$eq": keys[0]}, **within}
-        one = yield from find_one_and_update(source.collection, own, bump)
-        documents = [one] if one is not None else []
-    else:
-        if guarded:
-            yield from update_many(source.collection, condition, bump)
-        documents = yield from find(source.collection, condition)
-    documents = yield from upgraded_leniently(source, documents)
-    sources = {freeze(value_at(each, to)): each for each in documents}
+    own = {to: {"$eq": keys[0]} if len(keys) == 1 else {"$in": list(keys)}}
+    images = yield from _live_sources(source.targets, own, guarded, failed)
+    sources = {freeze(value_at(each.document, to)): each.document for each in images}
     missing = [key for key in keys if freeze(key) not in sources]
-    if missing and source.elsewhere is not None:
-        others = yield from find(source.elsewhere.collection, {to: {"$in": missing}, **source.scope})
-        sources |= {freeze(value_at(each, to)): each for each in others}
+    if missing and source.sources.archive is not None:
+        archive = source.sources.within(source.sources.archive)
+        for image in (yield from archive.find({to: {"$in": missing}}, failed=failed)):
+            sources[freeze(value_at(image.document, to))] = image.document
     if guarded and missing:
         yield from guard(source.collection, missing)
     return sources
+
+
+def _live_sources(scope: Scope, own: Raw, guarded: bool, failed: Failed | None) -> Plan[list[Image]]:
+    """The sources in the model's own collection, written if `guarded`."""
+    (collection,) = scope.collections
+    if not guarded:
+        return (yield from scope.find(own, failed=failed))
+    bump = {"$inc": {REVISION: 1}}
+    (match,) = own.values()
+    if "$eq" in match and not scope.splits(own):
+        # One command: most documents refer to one source.
+        reading = find_one_and_update(collection, scope.filter(own), bump)
+        one = yield from scope.readable(_listed(reading), failed)
+        return (yield from scope.load(one, collection, failed))
+    images = yield from scope.find(own, failed=failed)
+    if images:
+        written = {"_id": {"$in": [each.document["_id"] for each in images]}}
+        yield from update_many(collection, written, bump)
+    return images
+
+
+def _listed(reading: Plan[Raw | None]) -> Plan[list[Raw]]:
+    one = yield from reading
+    return [] if one is None else [one]
 
 
 def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:

@@ -19,12 +19,12 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.engine.set_aside import readable
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, elsewhere_stages
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import readable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND

@@ -188,10 +188,10 @@ def _names(entry: Entry[Any], known: Collection[tuple[str, ...]]) -> Iterator[In
             if (path,) in known:
                 continue
             present: Raw = {path: {"$type": stored_types(named.shape)}} if named.shape.optional else {}
-            if each.whole_scope:
-                present = {**each.whole_scope, **(present or {path: {"$exists": True}})}
-            if each.tombstone is not None:
-                present[each.tombstone] = None
+            if each.targets.with_deleted.filter():
+                present = {**each.targets.with_deleted.filter(), **(present or {path: {"$exists": True}})}
+            if each.deletion_path is not None:
+                present[each.deletion_path] = None
             partial = {"partialFilterExpression": present} if present else {}
             yield IndexModel([(path, 1)], unique=True, **partial)
 
@@ -200,11 +200,11 @@ def _living(entry: Entry[Any], index: IndexModel) -> IndexModel:
     """A unique index without the deleted documents of its model; one that says which it holds is as it is."""
     document = index.document
     said = document.get("partialFilterExpression") or document.get("sparse")
-    if entry.tombstone is None or said or not document.get("unique"):
+    if entry.deletion_path is None or said or not document.get("unique"):
         return index
     options = {name: value for name, value in document.items() if name != "key"}
     keys = list(dict(document["key"]).items())
-    return IndexModel(keys, **{**options, "partialFilterExpression": {entry.tombstone: None}})
+    return IndexModel(keys, **{**options, "partialFilterExpression": {entry.deletion_path: None}})
 
 
 def _text_index(weights: dict[str, int]) -> IndexModel:
@@ -242,16 +242,16 @@ def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexe
         elif field.shape.optional:
             # None is stored as null here, which an index on existing fields would hold.
             options["partialFilterExpression"] = {path: {"$type": stored_types(field.shape)}}
-    if entry.whole_scope and not mark.sparse:
+    if entry.targets.with_deleted.filter() and not mark.sparse:
         own = options.get("partialFilterExpression") or {}
         options["partialFilterExpression"] = _partial(entry, path, mark.unique, own)
         options["name"] = (
             f"{path}_{-1 if mark.descending else 1}_{entry.settings.kind or entry.model.__name__}"
         )
-    if mark.unique and not mark.sparse and not mark.deleted and entry.tombstone is not None:
+    if mark.unique and not mark.sparse and not mark.deleted and entry.deletion_path is not None:
         # Deleted documents hold no key, so that another may have it.
         partial = options.get("partialFilterExpression") or {}
-        options["partialFilterExpression"] = {**partial, entry.tombstone: None}
+        options["partialFilterExpression"] = {**partial, entry.deletion_path: None}
     if mark.sparse and not (mark.unique and field.shape.optional):
         # Partial as it is, it holds no more than a sparse one; the server refuses both together.
         options["sparse"] = True
@@ -268,7 +268,7 @@ def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
     Those of its kinds, and if it is unique only those that have a value.
     """
     present = own or {path: {"$exists": True}}
-    return {**entry.whole_scope, **(present if unique else own)}
+    return {**entry.targets.with_deleted.filter(), **(present if unique else own)}
 
 
 def compare_indexes(

@@ -14,10 +14,10 @@ from typing import Any
 from treadle.engine.contention import in_pieces
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, react
-from treadle.engine.set_aside import readable, set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
+from treadle.graph.quarantine import readable, set_aside
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
 from treadle.plan.capabilities import Capabilities

@@ -97,12 +97,12 @@ class ChangeKind(Replace[D]):
     def _filter(self) -> Raw:
         assert self.was.family is not None
         kind = {self.was.family.discriminator: {"$in": self.was.family.stored_as(self.was.settings.kind)}}
-        return {**self.was.exactly, **by_id(self.raw["_id"]), **kind}
+        return {**self.was.targets.exact.filter(), **by_id(self.raw["_id"]), **kind}
 
     def _refusal(self) -> Plan[TreadleError]:
         assert self.was.family is not None
         identity, name = self.raw["_id"], self.was.family.discriminator
-        living = {} if self.was.tombstone is None else {self.was.tombstone: None}
+        living = {} if self.was.deletion_path is None else {self.was.deletion_path: None}
         stored = yield from find_one(self.entry.collection, {**by_id(identity), **living}, {name: 1})
         if stored is None:
             return crud.gone(self.entry, identity)

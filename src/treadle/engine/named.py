@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from treadle.engine.fill import guard
-from treadle.engine.pages import chunks
 from treadle.errors import DataError
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze, may_be_id
@@ -34,7 +34,7 @@ def ids_named(rule: GatherRule, names: Iterable[Any]) -> Plan[dict[Any, Any]]:
     assert rule.to is not None
     ids: dict[Any, Any] = {}
     for some in chunks(distinct(filter(may_be_id, names)), READ_KEYS_MAX):
-        condition = {rule.to: {"$in": list(some)}, **rule.target.scope}
+        condition = {rule.to: {"$in": list(some)}, **rule.target.targets.filter()}
         for each in (yield from find(rule.target.collection, condition, {rule.to: 1})):
             ids[freeze(value_at(each, rule.to))] = each["_id"]
     return ids

@@ -18,10 +18,10 @@ from typing import Any
 
 import bson
 
-from treadle.engine.pages import matching, readable_page
 from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import matching, readable_page
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.query.keys import freeze
@@ -47,8 +47,8 @@ def older_sources(rule: GatherRule, keys: Sequence[Any] | None) -> Plan[list[Raw
     met: set[Any] = set()
     last: list[Any] | None = None
     collections = [source.collection]
-    if (elsewhere := source.counted_elsewhere) is not None:
-        collections.append(elsewhere)
+    if (archive := source.sources.archive) is not None:
+        collections.append(archive)
     for collection in collections:
         last = None
         while True:

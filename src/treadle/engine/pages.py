@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from pymongo.errors import OperationFailure
-
-from treadle.engine.set_aside import set_aside_unreadable
 from treadle.errors import UsageError
 from treadle.graph.outcomes import Pace, Progress, Report, resting
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, aggregate, count_documents, find, in_one_reply, outside
-from treadle.plan.decoding import RawId, Unreadable
-from treadle.plan.server_errors import UNAUTHORIZED
+from treadle.graph.stored_pages import Note, chunks, matching, readable_page
+from treadle.plan import Plan, Raw, aggregate, count_documents, find
+from treadle.plan.decoding import RawId
 from treadle.query.keys import freeze
 
 # Documents of a sample.
 VERIFY_SAMPLE_MAX = 1_000_000
-
-T = TypeVar("T")
-Note: TypeAlias = Callable[[Unreadable], None]
 
 
 def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
@@ -43,57 +36,9 @@ def page(
     Those of the model's very class, or of the `whole` collection. The id of
     the last one stands in a list, because it may itself be null.
     """
-    chosen = {} if whole else entry.exactly
+    chosen = {} if whole else entry.targets.exact.filter()
     shown = projection or projection_of(entry)
     return (yield from matching(entry.collection, chosen, last, limit, shown))
-
-
-def starting_at(last: list[Any] | None) -> Raw:
-    """What makes a find start at an id; a range query would end where the type of the ids changes."""
-    return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
-
-
-def matching(
-    collection: str, condition: Raw, last: list[Any] | None, limit: int, projection: Raw | None = None
-) -> Plan[list[Raw]]:
-    """The next documents that match a condition, as many as fit into one reply; never the last one again."""
-    if last is not None and isinstance(last[0], RawId):
-        beyond = {"$and": [condition, last[0].greater()]}
-        return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **in_one_reply(limit)))
-    beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
-    options = {**in_one_reply(limit), **starting_at(last)}
-    return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **options))
-
-
-def readable_page(
-    label: str, reading: Plan[list[Raw]], last: list[Any] | None, note: Note | None = None
-) -> Plan[tuple[list[Raw], list[Any] | None]]:
-    """The documents of a page that can be decoded, and the id of its last one in a list; None at the end.
-
-    The others are shown to `note` and set aside, unless the caller may only read.
-    """
-    try:
-        documents = yield from reading
-    except Unreadable as error:
-        if last is not None and freeze(error.last) == freeze(last[0]):
-            # Nothing follows the one with which it began.
-            return [], None
-        if note is not None:
-            note(error)
-        try:
-            yield from outside(partial(set_aside_unreadable, label, error))
-        except OperationFailure as refused:
-            if refused.code not in UNAUTHORIZED:
-                raise
-        kept = [each for each in error.documents if last is None or freeze(each["_id"]) != freeze(last[0])]
-        return kept, [error.last]
-    return documents, [documents[-1]["_id"]] if documents else None
-
-
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Items in pieces of a size."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def go_through(
@@ -109,7 +54,7 @@ def go_through(
     decoded are set aside, and shown to `note`.
     """
     name = entry.model.__name__
-    total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
+    total = (yield from count_documents(entry.collection, entry.targets.exact.filter())) if report else 0
     done = 0
     last: list[Any] | None = None
     if isinstance(report, Pace):
@@ -141,7 +86,7 @@ def go_through_sample(
     """
     name, most = entry.model.__name__, VERIFY_SAMPLE_MAX
     stages: list[Raw] = [
-        {"$match": {**entry.exactly, "$sampleRate": sample}},
+        {"$match": {**entry.targets.exact.filter(), "$sampleRate": sample}},
         {"$limit": most + 1},
         {"$project": {"_id": 1}},
     ]
@@ -153,7 +98,7 @@ def go_through_sample(
         )
     done = 0
     for some in chunks(ids, report.sized(limit) if isinstance(report, Pace) else limit):
-        chosen = {"_id": {"$in": list(some)}, **entry.exactly}
+        chosen = {"_id": {"$in": list(some)}, **entry.targets.exact.filter()}
         reading = find(entry.collection, chosen, projection_of(entry))
         documents, _ = yield from readable_page(name, reading, None, note)
         yield from visit(documents)

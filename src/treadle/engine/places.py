@@ -1,6 +1,6 @@
 """Documents of a model whose documents are in two collections: found by id, and merged in order.
 
-The other collection is an archive, for example (`Rule.elsewhere`). A document
+The other collection is an archive, for example (`Rule.scope`). A document
 is in one of the two at every moment. Whoever reads both one after the other
 must read at one moment, in a snapshot; where a single document is looked for,
 both are looked at again, in case it came back meanwhile.
@@ -27,11 +27,12 @@ KEYS = "_treadle_sort"
 
 def get(entry: Entry[Any], identity: Any, card: Card[Any] | None) -> Plan[Any]:
     """The document with this id, wherever it is, or None."""
-    assert entry.elsewhere is not None
+    archive = entry.everything.archive
+    assert archive is not None
     chosen: tuple[Any, ...] = (entry.one(entry.identity(identity)),)
     if card is not None:
         chosen = (*chosen, card.projection)
-    here, there = entry.collection, entry.elsewhere.collection
+    here, there = entry.collection, archive
     # It may move between two looks, and while the second is made move back.
     for collection in (here, there, here, there, here):
         raw = yield Call(collection, "find_one", chosen, {}, writes=False)
@@ -54,7 +55,8 @@ class BothReader:
         card: Card[Any] | None,
         noted: list[DataError] | None = None,
     ) -> None:
-        if entry.elsewhere is None:
+        archive = entry.everything.archive
+        if archive is None:
             raise UsageError(
                 f"{entry.model.__name__} has no archive to look into; declare it with archive=Archive(…)",
                 code="archive-undeclared",
@@ -77,7 +79,7 @@ class BothReader:
             filtered, projection = command.arguments
             shown = {**(projection or {}), KEYS: {"$meta": "sortKey"}}
             command = replace(command, arguments=(filtered, shown))
-        self.commands: list[Read] = [command, replace(command, collection=entry.elsewhere.collection)]
+        self.commands: list[Read] = [command, replace(command, collection=archive)]
         self._pages: list[list[Raw]] = [[], []]
         self._ended = [False, False]
 

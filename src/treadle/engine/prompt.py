@@ -25,7 +25,7 @@ class Prompt(Generic[D]):
     def __init__(self, entry: Entry[D]) -> None:
         self.entry = entry
         self._name = entry.model.__name__
-        self._reads = entry.elsewhere is None and not entry.versions.needs_server
+        self._reads = entry.everything.archive is None and not entry.versions.needs_server
         self._inserts = entry.plain
         # What makes a model of a document.
         self.load = entry.codec.load

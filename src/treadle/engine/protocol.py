@@ -23,12 +23,12 @@ from treadle.engine.commit import Commit
 from treadle.engine.groups import require_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
-from treadle.engine.set_aside import around
 from treadle.engine.work import Busy, ChunkedWork, Failed, NotAlone, Work, as_they_are_now
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import around
 from treadle.model.logs import logger
 from treadle.plan import Plan, find, is_inside, outside, server_facts, share
 from treadle.plan.server_errors import surely_not_committed

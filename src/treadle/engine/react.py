@@ -22,13 +22,13 @@ from treadle.engine.ledger import Contributions, Ledger, evaluate
 from treadle.engine.named import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
-from treadle.engine.set_aside import set_aside
-from treadle.engine.version_upgrade import upgrade_possible, upgraded_leniently
+from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgrade_possible, upgraded_leniently
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
+from treadle.graph.quarantine import set_aside
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
@@ -286,7 +286,7 @@ def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[
 def _came(target: Entry[Any], change: Change) -> bool:
     """Whether a document may have become one of the target's in this transaction, and was computed then."""
     before, after, family = change.before, change.after, target.family
-    if before is None or after is None or target.tombstone is not None:
+    if before is None or after is None or target.deletion_path is not None:
         return True
     return family is not None and before.get(family.discriminator) != after.get(family.discriminator)
 
@@ -430,6 +430,7 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
         return []
     if before is None or (rule.to != "_id" and not same(rule.name_of(before), name)):
         yield from guard(rule.source.collection, [name])
+    yield from upgrade_matching_upgraded(rule.target, rule.referring(name))
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:

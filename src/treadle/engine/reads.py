@@ -10,13 +10,13 @@ from pydantic import BaseModel
 
 from treadle.engine import crud
 from treadle.engine.named import READ_KEYS_MAX
-from treadle.engine.pages import chunks
 from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, PageReader, skipping
 from treadle.graph.outcomes import Page
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import chunks
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import codec_of
@@ -112,7 +112,7 @@ def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[
     load, by_key = crud.loader(entry, card), {}
     projection = None if card is None else card.projection
     for chunk in chunks([*{freeze(key): key for key in keys}.values()], READ_KEYS_MAX):
-        chosen = {"_id": {"$in": chunk}, **entry.scope}
+        chosen = {"_id": {"$in": chunk}, **entry.targets.filter()}
         raws = yield Read(entry.collection, "find", (chosen, projection), ids=chunk)
         for raw in (yield from crud.shown(entry, raws, card)):
             if raw is not None:
@@ -310,7 +310,7 @@ def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
 def aggregate(entry: Entry[Any], pipeline: Any, into: Any) -> PipelineReader:
     """What reads the results of a pipeline over the documents of a model."""
     stages = checked_pipeline(entry, pipeline)
-    scope = dict(entry.scope)
+    scope = dict(entry.targets.filter())
     if scope:
         first = stages[0] if stages else {}
         if "$match" in first:

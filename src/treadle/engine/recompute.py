@@ -81,7 +81,7 @@ def _recompute(
         known = rule.source, rule.key.signature
         if known not in older:
             older[known] = yield from older_sources(rule, keys)
-        split = older[known] or rule.source.counted_elsewhere is not None
+        split = older[known] or rule.source.sources.archive is not None
         if rule.finds(keys) and not (split and rule.accumulators()):
             some = older[known]
             exact = found_in_commands(rule, keys, some) if some else rule.found(keys, server)
@@ -141,7 +141,7 @@ def _group(rules: Sequence[GatherRule], keys: Sequence[Any], older: Sequence[Raw
     """Per target what the accumulators of several rules give."""
     rule, numbered = rules[0], _numbered(rules)
     grouping = grouping_stages(rules, keys)
-    archive = rule.source.counted_elsewhere
+    archive = rule.source.sources.archive
     collections = [rule.source.collection, *([] if archive is None else [archive])]
     rows: dict[Any, Raw] = {}
     # A transaction takes no $unionWith.

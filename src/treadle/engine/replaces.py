@@ -51,7 +51,7 @@ class Replace(Work[D]):
 
     def _filter(self) -> Raw:
         """The filter for the document as it is said to be stored."""
-        return {**by_id(self.raw["_id"]), **self.was.exactly}
+        return {**by_id(self.raw["_id"]), **self.was.targets.exact.filter()}
 
     @property
     def looked_for(self) -> Raw:

@@ -146,6 +146,23 @@ def upgrade_possible(entry: Entry[Any], condition: Raw) -> Plan[Upgraded]:
     return (yield from transact(store))
 
 
+def upgrade_matching_upgraded(entry: Entry[Any], own: Raw) -> Plan[None]:
+    """Store as current ones the outdated documents that match only once they are upgraded.
+
+    Without it a write would not find them by a renamed field. In the
+    transaction under way, or in one of its own.
+    """
+
+    def store() -> Plan[None]:
+        images = yield from entry.targets.find_outdated(own)
+        operations = [ReplaceOne(by_id(each.document["_id"]), each.document) for each in images]
+        if operations:
+            yield from bulk_write(entry.collection, operations, ordered=False)
+
+    if entry.targets.splits(own):
+        yield from transact(store)
+
+
 def matches_outdated(entry: Entry[Any], condition: Raw) -> Plan[bool]:
     """Whether an outdated document meets a condition as it is stored."""
     outdated = {"$and": [condition, entry.versions.outdated_only]}

@@ -65,12 +65,12 @@ class CopyRule(Rule):
     def named(self, *names: Any) -> Raw:
         """The filter for the sources that these references name."""
         match = {"$eq": names[0]} if len(names) == 1 else {"$in": list(names)}
-        return {self.to: match, **self.source.scope}
+        return {self.to: match, **self.source.targets.filter()}
 
     def referring(self, *identities: Any) -> Raw:
         """The filter for the targets that name one of these sources."""
         match = {"$eq": identities[0]} if len(identities) == 1 else {"$in": list(identities)}
-        return {self.reference_path: match, **self.target.scope}
+        return {self.reference_path: match, **self.target.targets.filter()}
 
     def references(self, raw: Raw) -> Iterator[tuple[dict[str, Any], Any]]:
         """Each sub-document that holds a reference, with that reference."""

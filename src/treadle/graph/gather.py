@@ -127,9 +127,13 @@ class GatherRule(Rule):
         self.across_shards = origin.to is None
         # What the declaration itself asks of its sources.
         self.condition = self.where = origin.where
-        if self.source.scope:
+        if self.source.targets.filter():
             # Only documents of the source's own kinds; that much is known without asking the server.
-            self.where = {"$and": [self.source.scope, self.where]} if self.where else dict(self.source.scope)
+            self.where = (
+                {"$and": [self.source.targets.filter(), self.where]}
+                if self.where
+                else dict(self.source.targets.filter())
+            )
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
 
@@ -359,8 +363,8 @@ class GroupRule(CountingRule):
 
 
 def elsewhere_stages(rule: GatherRule, stages: Sequence[Raw]) -> list[Raw]:
-    """The stage that adds what these stages find among sources elsewhere; not inside transactions."""
-    place = rule.source.counted_elsewhere
+    """The stage that adds what these stages find among archived sources; not inside transactions."""
+    place = rule.source.sources.archive
     return [] if place is None else [{"$unionWith": {"coll": place, "pipeline": list(stages)}}]
 
 

@@ -91,6 +91,7 @@ class Graph:
             self._add(model)
         kinds.join(self)
         kinds.bind_versions(self, write_versions)
+        kinds.bind_scopes(self)
         # Those above first: what a kind inherits is bound where it is declared.
         for entry in sorted(self.entries.values(), key=lambda entry: len(entry.above)):
             for place, pattern in declarations(entry):
@@ -104,9 +105,7 @@ class Graph:
         # Every rule once.
         self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
         for rule in self.rules:
-            elsewhere = rule.elsewhere()
-            for each in rule.target.related if elsewhere is not None else ():
-                each.elsewhere = elsewhere
+            kinds.add_to_scopes(rule)
         for rule in self.rules:
             rule.check(self)
         self._refuse_maintained_names()
@@ -223,6 +222,7 @@ class Graph:
                 code="collection-shared",
             )
         entry.versions = VersionChain(model)
+        kinds.set_scopes(entry)
         self.sides[entry.collection] = entry
         return entry
 
@@ -297,7 +297,7 @@ class Graph:
                 if (
                     entry.layout is not None
                     and type(rule).lay_out is Rule.lay_out
-                    and rule.elsewhere() is None
+                    and not rule.scope().collections
                 ):
                     raise DeclarationError(
                         f"{rule.place.label} would have to follow each reading of {entry.model.__name__}, "

@@ -3,7 +3,7 @@
 The models that share a collection and its discriminator are a family. Its
 root is the topmost class; a class with `kind=` is concrete, one without is
 abstract and stands for the kinds below it. Each model of a family has an
-`Entry` of its own, with a scope: the condition that its documents meet.
+`Entry` of its own, with its scopes (`scope.py`).
 
 A rule is bound once, at the topmost model that declares it, and touches only
 what lies in that model's scope. So a document has the rules of its own class
@@ -12,7 +12,7 @@ and of those above it, and feeds the rules whose source is one of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from treadle.errors import DeclarationError
 from treadle.graph.derived import FormulaRule
 from treadle.graph.pattern import Entry, Family, Models, Pattern, Place, Rule
+from treadle.graph.scope import ACTIVE, KIND, Condition, Scope
 from treadle.graph.store_codec import StoreCodec
 from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
 from treadle.model.bson_types import to_bson
@@ -47,7 +48,7 @@ def root_of(model: type[Document]) -> type[Document] | None:
 
 
 def join(graph: Models) -> None:
-    """Make the families of a Store, and give each entry its scope and its codec."""
+    """Make the families of a Store."""
     by_root: dict[type[Document], list[Entry[Any]]] = {}
     for entry in graph.entries.values():
         root = root_of(entry.model)
@@ -62,27 +63,14 @@ def join(graph: Models) -> None:
             entry.below = [each for each in members if each is not entry and _is_below(each, entry)]
         for entry in members:
             _check_member(entry, family)
-            _confine(entry, family)
-    for entry in graph.entries.values():
-        entry.whole_scope, entry.whole_exactly = entry.scope, entry.exactly
-        deleted = entry.codec.by_name.get(entry.settings.soft_delete or "")
-        if deleted is not None:
-            # Deleted documents that are still stored are nobody's.
-            entry.tombstone = deleted.stored
-            entry.scope = {**entry.scope, deleted.stored: None}
-            entry.exactly = {**entry.exactly, deleted.stored: None}
-        names = frozenset(stamped_names(entry.model))
-        if entry.family is not None or names or deleted is not None:
-            entry.codec = StoreCodec(entry.codec, entry.scope, names, confined=bool(entry.whole_scope))
-    for entry in graph.entries.values():
-        if entry.family is not None:
-            members = [each for each in [entry, *entry.below] if each.settings.kind is not None]
-            codec: Any = entry.codec
-            codec.dispatch(
-                entry.family.discriminator,
-                {each.settings.kind: each.codec for each in members},
-                entry.family.default,
-            )
+            if entry is not family.root:
+                entry.kinds = frozenset(_stored_kinds(entry, family))
+
+
+def _stored_kinds(entry: Entry[Any], family: Family) -> list[Any]:
+    """What the discriminator of an entry's documents holds."""
+    kinds = [each.settings.kind for each in [entry, *entry.below] if each.settings.kind is not None]
+    return [each for kind in kinds for each in family.stored_as(kind)]
 
 
 def _is_below(entry: Entry[Any], other: Entry[Any]) -> bool:
@@ -130,22 +118,87 @@ def _check_member(entry: Entry[Any], family: Family) -> None:
         )
 
 
-def _confine(entry: Entry[Any], family: Family) -> None:
-    """Say which documents of the collection are an entry's own, and which are of its very class."""
-    name = family.discriminator
-    kinds = [each.settings.kind for each in [entry, *entry.below] if each.settings.kind is not None]
-    own = entry.settings.kind
+# -- the scopes of a model ------------------------------------------------------------------
+
+
+def bind_scopes(graph: Models) -> None:
+    """Give each entry its scopes, and the codec that reads what these see."""
+    for entry in graph.entries.values():
+        set_scopes(entry)
+        names = frozenset(stamped_names(entry.model))
+        if entry.family is not None or names or entry.deletion_path is not None:
+            confined = bool(entry.kinds)
+            codec = StoreCodec(entry.codec, entry.targets.filter(), names, confined=confined)
+            codec.versions = entry.versions if entry.versions.is_versioned else None
+            entry.codec = codec
+    for entry in graph.entries.values():
+        settled: Any = entry.codec
+        if entry.family is not None:
+            members = [each for each in [entry, *entry.below] if each.settings.kind is not None]
+            settled.dispatch(
+                entry.family.discriminator,
+                {each.settings.kind: each.codec for each in members},
+                entry.family.default,
+            )
+        elif entry.versions.is_versioned:
+            settled.settle()
+
+
+def set_scopes(entry: Entry[Any]) -> None:
+    """Make the scopes of an entry from its kinds and its soft delete."""
+    own, exact = _kind_conditions(entry)
+    field = entry.codec.by_name.get(entry.settings.soft_delete or "")
+    active, deleted = list[Condition](), list[Condition]()
+    if field is not None:
+        path = entry.deletion_path = field.stored
+        active = [Condition(ACTIVE, {path: None}, lambda raw: raw.get(path) is None)]
+        deleted = [Condition(ACTIVE, {path: {"$ne": None}}, lambda raw: raw.get(path) is not None)]
+
+    def made(more: Sequence[Condition]) -> Scope:
+        return Scope(
+            entry.model.__name__,
+            (entry.collection,),
+            (*own, *more),
+            (*exact, *more),
+            entry.versions,
+            entry.limits.upgrade_chunk,
+        )
+
+    entry.targets = entry.sources = entry.everything = made(active)
+    # Without soft delete there are none.
+    entry.deleted = made(deleted or [Condition(ACTIVE, {"_id": {"$in": []}}, lambda raw: False)])
+
+
+def add_to_scopes(rule: Rule) -> None:
+    """Let a rule contribute to the scopes of its model and its kinds."""
+    for collection, roles in rule.scope().collections.items():
+        for entry in rule.target.related:
+            for role in roles:
+                scope: Scope = getattr(entry, role)
+                setattr(entry, role, scope.within(*scope.collections, collection))
+
+
+def _kind_conditions(entry: Entry[Any]) -> tuple[list[Condition], list[Condition]]:
+    """Which documents of the collection are an entry's own, and which are of its very class."""
+    family = entry.family
+    if family is None:
+        return [], []
+    name, own = family.discriminator, entry.settings.kind
+
+    def is_exact(raw: Raw) -> bool:
+        return family.of(raw) is entry
+
     if entry is family.root:
-        # All of them, and those of unknown kinds are looked after here.
-        entry.scope = {}
+        # All of them; documents of unknown kinds are the root's.
         others = [kind for each in family.by_kind if each != own for kind in family.stored_as(each)]
-        entry.exactly = {name: {"$nin": others}}
-        return
-    stored = [each for kind in kinds for each in family.stored_as(kind)]
-    entry.scope = {name: {"$eq": stored[0]} if len(stored) == 1 else {"$in": stored}}
+        return [], [Condition(KIND, {name: {"$nin": others}}, is_exact)]
+    stored = _stored_kinds(entry, family)
+    below = {name: {"$eq": stored[0]} if len(stored) == 1 else {"$in": stored}}
     mine = [] if own is None else family.stored_as(own)
-    entry.exactly = {name: {"$eq": own} if len(mine) == 1 else {"$in": mine}}
-    entry.kinds = frozenset(stored)
+    exact = {name: {"$eq": own} if len(mine) == 1 else {"$in": mine}}
+    return [Condition(KIND, below, lambda raw: family.of(raw).settings.kind in entry.kinds)], [
+        Condition(KIND, exact, is_exact)
+    ]
 
 
 # -- the rules of a family ------------------------------------------------------------------
@@ -190,7 +243,7 @@ def _union(lists: Iterable[Iterable[R]]) -> list[R]:
 def _scoped_formula(rule: Rule, expression: Any) -> Raw:
     """The `$set` of a formula; in documents of other kinds it changes nothing."""
     target = rule.target
-    if not target.whole_scope or target.family is None:
+    if not target.kinds or target.family is None:
         return {rule.path: expression}
     segments = rule.path.split(".")
     value = expression
@@ -246,14 +299,6 @@ def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
                 f"declare them on {entry.root.model.__name__}, for all kinds",
                 code="version-invalid",
             )
-    for entry in graph.entries.values():
-        codec: Any = entry.codec
-        if entry.versions.is_versioned:
-            codec.versions = entry.versions
-    for entry in graph.entries.values():
-        if entry.versions.is_versioned or entry.family is not None:
-            codec = entry.codec
-            codec.settle()
 
 
 def keep_paths(entry: Entry[Any]) -> None:

@@ -32,6 +32,7 @@ from treadle.graph.change import Batch, Change, Changes, Event
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Report
+from treadle.graph.scope import Scope, ScopePart
 from treadle.graph.versions import VersionChain
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
@@ -90,15 +91,6 @@ class ClassPlace(Place):
     @property
     def stored(self) -> str:
         return f"{STATE}.{self.keyword}"
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Another collection that holds some of a model's documents."""
-
-    collection: str
-    # Whether derived values go on counting what is there.
-    counted: bool
 
 
 class Models(Protocol):
@@ -223,12 +215,12 @@ class Rule:
     def check(self, graph: Models) -> None:
         """Called when all rules are bound; raises `DeclarationError` where they do not go together."""
 
-    def elsewhere(self) -> Elsewhere | None:
-        """The collection in which documents of the target are, where they are not all in their own."""
-        return None
+    def scope(self) -> ScopePart:
+        """What it contributes to the scopes of the target."""
+        return ScopePart()
 
     def bring_back(self, filter: Raw) -> Plan[bool]:
-        """Whether what a write did not find was brought back from elsewhere; raises where it must not be."""
+        """Whether what a write did not find was brought back from an archive; raises where it must not be."""
         return False
         yield  # pragma: no cover
 
@@ -401,8 +393,6 @@ class Entry(Generic[D]):
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
-        # Where others of its documents are.
-        self.elsewhere: Elsewhere | None = None
         # The rule that makes and removes documents of this model, if it stands for groups (a `GroupRule`).
         self.group: Any = None
         self.declared: dict[str, Pattern] = {}
@@ -418,12 +408,14 @@ class Entry(Generic[D]):
         self.above: list[Entry[Any]] = []
         self.below: list[Entry[Any]] = []
         self.kinds: frozenset[Any] = frozenset()
-        self.scope: Raw = {}
-        self.exactly: Raw = {}
-        # The same with deleted documents that are still stored; and the path that tells these.
-        self.whole_scope: Raw = {}
-        self.whole_exactly: Raw = {}
-        self.tombstone: str | None = None
+        # Its documents by role: what rules maintain; what derived values count, archived documents
+        # included unless the archive is not counted; what exists; and what is soft-deleted.
+        self.targets: Scope
+        self.sources: Scope
+        self.everything: Scope
+        self.deleted: Scope
+        # The stored path of the date of a deletion; None where deleted documents are not kept.
+        self.deletion_path: str | None = None
         # How a stored document becomes a current one; all models of a collection share it.
         self.versions: VersionChain
         # The groups whose documents a write of this model may make, as long as nobody saw their indexes.
@@ -459,11 +451,6 @@ class Entry(Generic[D]):
     def feeds(self) -> list[Rule]:
         """What must follow a write of this model in the same commit."""
         return self.feeding(Rule)
-
-    @property
-    def counted_elsewhere(self) -> str | None:
-        """The other collection whose documents derived values count, if there is one."""
-        return self.elsewhere.collection if self.elsewhere is not None and self.elsewhere.counted else None
 
     def _looked_up(
         self, key: Any, rules: Sequence[Rule], kind: type[Kind], maintain: Maintain | None
@@ -522,15 +509,8 @@ class Entry(Generic[D]):
         return self if self.family is None else self.family.of(raw)
 
     def holds(self, raw: Any) -> bool:
-        """Whether a stored document is one of this model, or of a kind below it."""
-        if self.tombstone is not None and raw.get(self.tombstone) is not None:
-            return False
-        return not self.whole_scope or self.of(raw).settings.kind in self.kinds
-
-    @property
-    def buried(self) -> Raw:
-        """The condition of the deleted documents of this model that are still stored."""
-        return {**self.whole_scope, self.tombstone or "_id": {"$ne": None}}
+        """Whether a current document is one of this model, or of a kind below it, and not deleted."""
+        return self.targets.admits(raw)
 
     @property
     def identifying(self) -> Raw:
@@ -550,8 +530,7 @@ class Entry(Generic[D]):
 
     def one(self, identity: Any) -> Raw:
         """The filter for one document of this model, by its id."""
-        chosen = by_id(identity)
-        return {**chosen, **self.scope} if self.scope else chosen
+        return self.targets.filter(by_id(identity))
 
     def key_of(self, document: Mapping[str, Any]) -> Any:
         """What sources know a document of this model by: its id, or the values of its group."""
@@ -570,7 +549,7 @@ class Entry(Generic[D]):
     def at_any(self, keys: Sequence[Any]) -> dict[str, Any]:
         """The filter for the documents that these keys belong to."""
         if self.group is None:
-            return {"_id": {"$in": list(keys)}, **self.scope}
+            return self.targets.filter({"_id": {"$in": list(keys)}})
         if len(keys) == 1:
             return self.at(keys[0])
         if len(self.group.key.parts) == 1:

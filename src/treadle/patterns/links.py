@@ -82,7 +82,7 @@ class LinksRule(RelatingRule):
         return [(self.target, IndexModel([(self.field, ASCENDING)]))]
 
     def check(self, graph: Models) -> None:
-        if self.target.elsewhere is not None:
+        if self.target.everything.archive is not None:
             raise DeclarationError(
                 f"{self.place.label} has links= and archive=; a link to what was archived would be there "
                 "from one end only: drop one of the two",
@@ -127,7 +127,7 @@ class LinksRule(RelatingRule):
         if not touched and not gone:
             return
         named: list[Raw] = [{"_id": {"$in": touched}}, *([{self.field: {"$in": gone}}] if gone else [])]
-        documents = yield from find(self.target.collection, {**self.target.scope, "$or": named})
+        documents = yield from find(self.target.collection, {**self.target.targets.filter(), "$or": named})
         self._refuse_dangling([others[other] for other in joining], documents)
         yield from self._write(documents, joining, leaving, gone, ledger)
 
@@ -220,11 +220,15 @@ class LinksRule(RelatingRule):
         there = {
             freeze(each["_id"])
             for each in (
-                yield from find(entry.collection, {"_id": {"$in": linked}, **entry.scope}, {"_id": 1})
+                yield from find(
+                    entry.collection, {"_id": {"$in": linked}, **entry.targets.filter()}, {"_id": 1}
+                )
             )
         }
         naming: dict[Any, list[Any]] = {}
-        for each in (yield from find(entry.collection, {self.field: {"$in": keys}, **entry.scope}, shown)):
+        for each in (
+            yield from find(entry.collection, {self.field: {"$in": keys}, **entry.targets.filter()}, shown)
+        ):
             for other in self.links(each):
                 naming.setdefault(other, []).append(each["_id"])
         wrong = []
@@ -239,7 +243,7 @@ class LinksRule(RelatingRule):
     def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
         def attempt() -> Plan[list[Any]]:
             documents = yield from find(
-                self.target.collection, {"_id": {"$in": list(keys)}, **self.target.scope}
+                self.target.collection, {"_id": {"$in": list(keys)}, **self.target.targets.filter()}
             )
             wrong = yield from self._wrong(documents)
             operations = [

@@ -156,7 +156,7 @@ class SubsetRule(GatherRule):
 
     def found(self, keys: Sequence[Any], server: Capabilities) -> Plan[dict[Any, dict[str, Any]]]:
         """The exact items of each target."""
-        apart = self.source.counted_elsewhere is not None or self._spread(server)
+        apart = self.source.sources.archive is not None or self._spread(server)
         together = len(keys) > 1 and not apart
         refill = self._refill_many if together else self._refill_each
         return {key: {self.path: items} for key, items in (yield from refill(keys)).items()}
@@ -187,7 +187,7 @@ class SubsetRule(GatherRule):
             mine: Raw = {self.by.stored: {"$eq": key}}
             chosen = {"$and": [mine, self.where]} if self.where else mine
             children = yield from self._first(self.source.collection, chosen, self.value_paths())
-            if (place := self.source.counted_elsewhere) is not None:
+            if (place := self.source.sources.archive) is not None:
                 children += yield from self._first(place, chosen, self.value_paths())
                 for path, direction in reversed(self.sort):
                     children.sort(key=lambda each: order_key(value_at(each, path)), reverse=direction == -1)

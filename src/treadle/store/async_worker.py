@@ -18,8 +18,8 @@ from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.lease import LeaseLost
-from treadle.engine.set_aside import log
 from treadle.errors import DataError
+from treadle.graph.quarantine import log
 from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_passing

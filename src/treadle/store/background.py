@@ -12,7 +12,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from treadle.engine.set_aside import log
+from treadle.graph.quarantine import log
 
 # A timer that is never due.
 FOREVER_SECONDS = 1e9

@@ -16,14 +16,14 @@ from treadle.engine import intents
 from treadle.engine.contention import attempting, divides, in_pieces
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.ledger import Ledger
-from treadle.engine.pages import chunks
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
-from treadle.engine.set_aside import set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Rule
+from treadle.graph.quarantine import set_aside
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze

@@ -9,9 +9,9 @@ from typing import Any
 
 import bson
 
-from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
+from treadle.graph.quarantine import SET_ASIDE
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.shown import quoted
 from treadle.plan import Plan, Raw, delete_one, find, find_one

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.engine.groups import differing
-from treadle.engine.pages import page, readable_page
+from treadle.engine.pages import page
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import readable_page
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze

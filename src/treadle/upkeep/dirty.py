@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from treadle.engine.named import READ_KEYS_MAX, targets_of
-from treadle.engine.pages import chunks
 from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.change import AFTER, Event
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query.keys import GroupKey, ReferenceKey, distinct, freeze, freeze_all
 from treadle.query.paths import outermost

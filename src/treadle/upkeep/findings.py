@@ -15,10 +15,10 @@ from typing import Any
 from pymongo import UpdateOne
 
 from treadle.engine.pages import projection_of
-from treadle.engine.set_aside import storable_key
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Rule
+from treadle.graph.quarantine import storable_key
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
@@ -78,7 +78,7 @@ def listed(graph: Graph, **chosen: Any) -> Plan[list[KeptFinding]]:
 
 def look(graph: Graph, server: Capabilities, entry: Entry[Any], ids: Sequence[Any]) -> Plan[list[Finding]]:
     """What is wrong now in some documents, with the values."""
-    chosen = {"_id": {"$in": distinct(ids)}, **entry.exactly}
+    chosen = {"_id": {"$in": distinct(ids)}, **entry.targets.exact.filter()}
     documents = yield from find(entry.collection, chosen, projection_of(entry))
     return (yield from confirm(graph, server, entry, documents))
 

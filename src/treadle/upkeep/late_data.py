@@ -19,11 +19,11 @@ from bson import ObjectId
 from bson.errors import InvalidBSON
 from pymongo.errors import OperationFailure
 
-from treadle.engine.pages import chunks
 from treadle.graph.change import AFTER, BEFORE
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, delete_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import HISTORY_LOST, TOO_LARGE

@@ -17,13 +17,13 @@ from pymongo.errors import OperationFailure
 from treadle.engine.groups import keys_among
 from treadle.engine.lease import Lease
 from treadle.engine.older import has_older, in_commands, older_sources
-from treadle.engine.pages import chunks
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
-from treadle.engine.set_aside import readable
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, elsewhere_stages
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.quarantine import readable
+from treadle.graph.stored_pages import chunks
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
@@ -180,7 +180,7 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -
         projection.update(rule.finish_expressions(accumulators.of_rule[rule]))
     paths = sorted(projection)
     # Sources may name documents of another kind, or none.
-    targets: list[Raw] = [{"$match": entry.exactly}] if entry.exactly else []
+    targets: list[Raw] = [{"$match": entry.targets.exact.filter()}] if entry.targets.exact.filter() else []
     targets.append({"$project": {"_id": 1, "is_target": {"$literal": 1}}})
     stages = _joined(targets, others, [*accumulators.names, "is_target"])
     stages.append({"$match": {"is_target": 1}})
@@ -279,8 +279,8 @@ class GroupWork:
     def _compute(self, sources: Raw, within: GroupFilter) -> Plan[None]:
         """Compute groups from sources that match; remove the documents of those that are gone."""
         entry, key = self.entry, self.key
-        elsewhere = self.group.source.counted_elsewhere is not None
-        if entry.feeds or elsewhere or (yield from has_older(self.group.source)):
+        has_archive = self.group.source.sources.archive is not None
+        if entry.feeds or has_archive or (yield from has_older(self.group.source)):
             # What others are fed by must be followed, and older sources converted: a merge does neither.
             yield from self._mend(within)
             return

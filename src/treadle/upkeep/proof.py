@@ -10,12 +10,13 @@ from typing import Any
 from bson import Timestamp
 from pymongo.errors import OperationFailure
 
-from treadle.engine.pages import chunks, projection_of
-from treadle.engine.set_aside import readable
+from treadle.engine.pages import projection_of
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Rule
+from treadle.graph.quarantine import readable
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import HISTORY_LOST

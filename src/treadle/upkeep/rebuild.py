@@ -12,13 +12,14 @@ from typing import Any
 from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, keys_found, require_indexes
-from treadle.engine.pages import chunks, go_through
+from treadle.engine.pages import go_through
 from treadle.engine.recompute import Recomputation
-from treadle.engine.set_aside import around, set_aside
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import Entry, Rule
+from treadle.graph.quarantine import around, set_aside
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId
@@ -177,7 +178,7 @@ def repair_some(
     only: frozenset[Rule] | None = None,
 ) -> Plan[list[Any]]:
     """Mend these documents of one model; the keys of those that changed."""
-    chosen = {"_id": {"$in": distinct(ids)}, **entry.exactly}
+    chosen = {"_id": {"$in": distinct(ids)}, **entry.targets.exact.filter()}
     documents = yield from find(entry.collection, chosen, entry.key_projection())
     keys = [entry.key_of(each) for each in documents]
     return (yield from mend(graph, server, entry, keys, only=only))

@@ -15,11 +15,11 @@ from treadle.engine.intents import finish
 from treadle.engine.ledger import keys_now
 from treadle.engine.named import targets_of
 from treadle.engine.react import FanOut
-from treadle.engine.set_aside import SET_ASIDE, around
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import SET_ASIDE, around
 from treadle.plan import Plan, Raw, by_id, delete_one, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze

@@ -25,11 +25,11 @@ from treadle.engine.groups import require_indexes
 from treadle.engine.lease import Lease, LeaseLost
 from treadle.engine.older import has_older
 from treadle.engine.pages import go_through
-from treadle.engine.set_aside import code_of
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
+from treadle.graph.quarantine import code_of
 from treadle.model.logs import logger
 from treadle.model.shown import shown
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
@@ -269,8 +269,8 @@ class Scheduler:
         older = False
         for source in {rule.source for rule in mergeable}:
             older = older or (yield from has_older(source))
-        elsewhere = any(rule.source.counted_elsewhere is not None for rule in mergeable)
-        if entry.feeds or entry.group is not None or older or elsewhere:
+        has_archive = any(rule.source.sources.archive is not None for rule in mergeable)
+        if entry.feeds or entry.group is not None or older or has_archive:
             # Others follow from it, or a source must be converted: a merge on the server does neither.
             mergeable = []
         written = 0

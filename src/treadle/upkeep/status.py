@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pymongo.errors import OperationFailure
 
 from treadle.engine import intents, lease
-from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
+from treadle.graph.quarantine import SET_ASIDE
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST

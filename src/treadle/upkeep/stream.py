@@ -17,10 +17,10 @@ from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.contention import divides, in_pieces
 from treadle.engine.lease import Lease, LeaseLost
-from treadle.engine.set_aside import set_aside
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
+from treadle.graph.quarantine import set_aside
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, delete_many, find_one, find_one_and_update, wait
 from treadle.plan.capabilities import Capabilities

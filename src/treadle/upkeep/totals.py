@@ -82,7 +82,7 @@ def _is_countable(rule: GatherRule) -> bool:
         isinstance(rule.key, ReferenceKey)
         and not (rule.key.array_depth or rule.per_element or rule.where or rule.server_side)
         and rule.to is None
-        and rule.source.counted_elsewhere is None
+        and rule.source.sources.archive is None
         and not rule.source.versions.may_change
         and rule.tally([]) is not None
     )

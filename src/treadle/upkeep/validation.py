@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from treadle.engine.indexes import EXAMPLES_MAX
-from treadle.engine.pages import matching, readable_page
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
+from treadle.graph.stored_pages import matching, readable_page
 from treadle.model.schema_check import Fault, faults
 from treadle.plan import Plan, Raw, count_documents, find
 from treadle.plan.decoding import Unreadable
@@ -73,7 +73,11 @@ def findings(entries: Iterable[Entry[Any]], sample: float | None = None) -> Plan
         root = members[0].root
         layout = root.layout
         schema = (None if layout is None else layout.schema()) or collection_schema(root)
-        scopes = [member.whole_exactly for member in members if member.whole_exactly]
+        scopes = [
+            member.targets.with_deleted.exact.filter()
+            for member in members
+            if member.targets.with_deleted.exact.filter()
+        ]
         condition: Raw = {"$nor": [{"$jsonSchema": schema}]}
         if sample is not None:
             condition["$sampleRate"] = sample

@@ -16,15 +16,16 @@ from typing import Any
 from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
-from treadle.engine.pages import chunks, go_through, go_through_sample, projection_of
+from treadle.engine.pages import go_through, go_through_sample, projection_of
 from treadle.engine.recompute import Recomputation
-from treadle.engine.set_aside import around, set_aside
 from treadle.engine.version_upgrade import upgraded
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.pattern import STATE, Entry, Rule
+from treadle.graph.quarantine import around, set_aside
+from treadle.graph.stored_pages import chunks
 from treadle.model.shown import shown
 from treadle.plan import Plan, Raw, find, wait
 from treadle.plan.capabilities import Capabilities
@@ -183,7 +184,7 @@ def _look_again(
     keys = distinct(each.document_id for each in suspects if each not in lost)
 
     def look(some: Sequence[Any]) -> Plan[list[Finding]]:
-        chosen = {"_id": {"$in": list(some)}, **entry.exactly}
+        chosen = {"_id": {"$in": list(some)}, **entry.targets.exact.filter()}
         documents = yield from find(entry.collection, chosen, projection_of(entry))
         return (yield from examine(server, entry, documents))
 

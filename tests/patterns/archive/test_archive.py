@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from typing import Annotated
 
 import pytest
 from pymongo import MongoClient
@@ -35,6 +36,7 @@ from treadle import (
     Delete,
     Document,
     DuplicateKey,
+    ExtendedReference,
     Insert,
     Progress,
     Replace,
@@ -485,3 +487,33 @@ def test_a_document_that_somebody_else_brings_back_meanwhile_is_written(server, 
             assert store.delete(Sale, 1) is not None
     assert listener.restored
     assert ([] if write == "delete" else ["late"]) == [each.note for each in other.find(Sale, archived=True)]
+
+
+class Maker(
+    Document,
+    collection="makers",
+    archive=Archive(by="at", after=dt.timedelta(days=1), into="makers_archive", counted=False),
+):
+    id: int
+    name: str
+    at: dt.datetime = OLD
+
+
+class Toy(Document, collection="toys"):
+    id: int
+    maker_id: int
+    maker: Annotated[str | None, ExtendedReference(Maker, by="maker_id", field="name", maintain="stream")] = (
+        None
+    )
+
+
+def test_a_kept_copy_of_a_source_that_was_archived_is_no_finding(database):
+    store = Store(database, [Maker, Toy])
+    store.setup()
+    store.insert(Maker(id=1, name="Ada"))
+    store.insert(Toy(id=1, maker_id=1))
+    store.worker().run_until_idle()
+    store.update(Maker, 1, {"$set": {"name": "Ben"}})
+    store.archive(Maker, now=OLD + dt.timedelta(days=3))
+    store.worker().run_until_idle()
+    assert [] == store.verify()

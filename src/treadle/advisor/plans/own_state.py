@@ -10,7 +10,7 @@ from pymongo.database import Database
 from treadle.advisor.plans import before
 from treadle.advisor.plans.models import load_models
 from treadle.engine import lease
-from treadle.engine.set_aside import SET_ASIDE
+from treadle.graph.quarantine import SET_ASIDE
 from treadle.patterns.approximation import flush
 from treadle.patterns.tree import state as tree_state
 from treadle.upkeep import change_stream, closed, findings, fingerprints, jobs, position

@@ -9,10 +9,10 @@ from typing import Any
 from pymongo import UpdateOne
 
 from treadle.engine.commit import Commit
-from treadle.engine.set_aside import log
 from treadle.graph.calls import Sums
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
+from treadle.graph.quarantine import log
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.events import WELL_FORMED, Drain, drain
 from treadle.patterns.approximation.fields import CounterFields

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.engine.pages import matching
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import REVISION
+from treadle.graph.stored_pages import matching
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact
 from treadle.query.keys import freeze

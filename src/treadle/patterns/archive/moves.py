@@ -19,10 +19,10 @@ from treadle.engine.crud import translated
 from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
-from treadle.engine.set_aside import set_aside
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.outcomes import Pace, Progress, Report, resting
+from treadle.graph.quarantine import set_aside
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
     Plan,
@@ -47,7 +47,7 @@ SIZE = "_treadle_bytes"
 
 def due(rule: ArchivePlaces, now: dt.datetime) -> Raw:
     """The condition that a document is old enough; one without a date, or deleted softly, never is."""
-    living: Raw = {} if rule.target.tombstone is None else {rule.target.tombstone: None}
+    living: Raw = {} if rule.target.deletion_path is None else {rule.target.deletion_path: None}
     return {rule.by: {"$lte": now - rule.declared.after}, **living}
 
 
@@ -139,7 +139,7 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
     """
 
     def look() -> Plan[tuple[Raw | None, Raw | None]]:
-        living: Raw = {} if entry.tombstone is None else {entry.tombstone: None}
+        living: Raw = {} if entry.deletion_path is None else {entry.deletion_path: None}
         there = yield from find_one(rule.into, filter, {"_id": 1})
         here = yield from find_one(entry.collection, {"$and": [filter, living]}, {"_id": 1})
         return there, here
@@ -177,7 +177,7 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
         recomputation = Recomputation.of(exact)
         if recomputation.rules:
             # While it was away nobody kept what it derives from others.
-            yield from rewrite(server, recomputation, [key], ledger, within=exact.exactly)
+            yield from rewrite(server, recomputation, [key], ledger, within=exact.targets.exact.filter())
         return (yield from find_one(entry.collection, by_id(key)))
 
     return (yield from Commit(rule.graph, server).follow(body))

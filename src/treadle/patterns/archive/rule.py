@@ -26,7 +26,8 @@ from treadle.graph.change import Batch, Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import TRANSACTIONS, Elsewhere, Entry, Models, Pattern, Place, Rule
+from treadle.graph.pattern import TRANSACTIONS, Entry, Models, Pattern, Place, Rule
+from treadle.graph.scope import Role, ScopePart
 from treadle.patterns.archive import inspection, moves
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Plan, Raw, find_one
@@ -82,8 +83,9 @@ class ArchiveRule(ArchivePlaces):
     def watches(self) -> Mapping[str, set[str] | None]:
         return {self.target.collection: set()}
 
-    def elsewhere(self) -> Elsewhere:
-        return Elsewhere(self.into, self.declared.counted)
+    def scope(self) -> ScopePart:
+        roles: set[Role] = {"sources", "everything"} if self.declared.counted else {"everything"}
+        return ScopePart(collections={self.into: frozenset(roles)})
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         due = [(self.target, IndexModel([(self.by, ASCENDING)]))]

@@ -16,10 +16,10 @@ import bson
 from pymongo.errors import OperationFailure
 
 from treadle.engine.contention import in_pieces
-from treadle.engine.set_aside import note_aside, set_aside
 from treadle.errors import TreadleError
 from treadle.graph.outcomes import Finding, Progress, Report
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import note_aside, set_aside
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.model.logs import logger
 from treadle.model.shown import shown

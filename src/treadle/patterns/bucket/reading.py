@@ -14,9 +14,9 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from treadle.engine.pages import Note, readable_page
 from treadle.errors import UsageError
 from treadle.graph.layout import SKIPPED
+from treadle.graph.stored_pages import Note, readable_page
 from treadle.patterns.bucket.matching import Opened, Selection, open_buckets, select
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
@@ -191,8 +191,8 @@ class BothReader:
     """Readings of buckets in two collections, such as a model's own and its archive."""
 
     def __init__(self, reader: Reader) -> None:
-        elsewhere = reader.spec.entry.elsewhere
-        if elsewhere is None:
+        archive = reader.spec.entry.everything.archive
+        if archive is None:
             raise UsageError(
                 f"{reader.spec.label} has no archive to look into; declare it with archive=Archive(…)",
                 code="archive-undeclared",
@@ -201,7 +201,7 @@ class BothReader:
         reader._by_time = False
         self._reader = reader
         self.page = reader.page
-        self.commands = [reader.command, replace(reader.command, collection=elsewhere.collection)]
+        self.commands = [reader.command, replace(reader.command, collection=archive)]
         self._at = 0
         self._buckets: list[Raw] = []
 

@@ -12,11 +12,11 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from treadle.engine.pages import Note
-from treadle.engine.set_aside import around
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Action, Finding, Progress, Report, resting
+from treadle.graph.quarantine import around
+from treadle.graph.stored_pages import Note
 from treadle.model.document import Document
 from treadle.model.logs import logger
 from treadle.patterns.bucket import prepare

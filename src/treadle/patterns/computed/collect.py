@@ -139,7 +139,7 @@ class CollectRule(FieldRule):
         return True
 
     def found(self, keys: Sequence[Any], server: Capabilities) -> Plan[dict[Any, dict[str, Any]]]:
-        split = self.source.counted_elsewhere is not None or server.sharded
+        split = self.source.sources.archive is not None or server.sharded
         plain = isinstance(self.key, ReferenceKey) and not self.key.array_depth
         collected: dict[Any, list[Any]] = {}
         if len(keys) > 1 and plain and not split:
@@ -168,7 +168,7 @@ class CollectRule(FieldRule):
         mine: Raw = {"$match": {KEY: {"$eq": key}}}
         stages = [*first, *contribution_stages(self, [key]), mine, *self._first()]
         rows = yield from aggregate(self.source.collection, stages, allowDiskUse=True)
-        if (place := self.source.counted_elsewhere) is None:
+        if (place := self.source.sources.archive) is None:
             return [row["_id"] for row in rows]
         rows += yield from aggregate(place, stages, allowDiskUse=True)
         return self._least([row["_id"] for row in rows])

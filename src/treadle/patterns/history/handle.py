@@ -101,7 +101,7 @@ class Revert(Work[Any]):
 
     def __init__(self, entry: Entry[Any], document: Document, was: Entry[Any]) -> None:
         self.entry = entry
-        self.restore = None if entry.tombstone is None else Restore(was, document.id)
+        self.restore = None if entry.deletion_path is None else Restore(was, document.id)
         self.replace = Replace(entry, document) if was is entry else ChangeKind(entry, document, was)
         self.replace.unchanged = {}
 

@@ -95,15 +95,15 @@ def _orphans(rule: HistoryRows) -> list[Raw]:
     """The stages that find open rows of documents that are gone."""
     stages: list[Raw] = [{"$match": OPEN}, {"$project": {"document_id": 1}}]
     collections = [rule.target.collection]
-    if rule.target.elsewhere is not None:
-        collections.append(rule.target.elsewhere.collection)
+    if rule.target.everything.archive is not None:
+        collections.append(rule.target.everything.archive)
     for collection in collections:
         look = {
             "from": collection,
             "localField": "document_id",
             "foreignField": "_id",
             "pipeline": [
-                *([{"$match": rule.target.scope}] if rule.target.scope else []),
+                *([{"$match": rule.target.targets.filter()}] if rule.target.targets.filter() else []),
                 {"$project": {"_id": 1}},
             ],
             "as": "living",
@@ -147,9 +147,9 @@ def _disorder(rule: HistoryRows, key: Any) -> Plan[tuple[Any, Any] | None]:
 
 
 def _is_stored(rule: HistoryRows, key: Any) -> Plan[bool]:
-    """Whether a document is there, in its own collection or elsewhere."""
+    """Whether a document is there, in its own collection or the archive."""
     entry = rule.target
-    collections = [entry.collection, *([entry.elsewhere.collection] if entry.elsewhere else [])]
+    collections = entry.everything.collections
     for collection in collections:
         if (yield from find_one(collection, entry.one(key), {"_id": 1})) is not None:
             return True

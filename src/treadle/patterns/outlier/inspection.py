@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from treadle.engine.commit import Commit
-from treadle.engine.set_aside import set_aside
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
+from treadle.graph.quarantine import set_aside
 from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.writes import Tidy
 from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_one

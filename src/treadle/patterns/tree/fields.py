@@ -208,11 +208,11 @@ class Tree:
     @property
     def alive(self) -> Raw:
         """What a node must have that was not deleted; nothing where deleted nodes are not kept."""
-        return {} if self.entry.tombstone is None else {self.entry.tombstone: None}
+        return {} if self.entry.deletion_path is None else {self.entry.deletion_path: None}
 
     def living(self, condition: Raw) -> Raw:
         """A condition on the nodes of the tree; those that are deleted and still stored are none."""
-        return condition if self.entry.tombstone is None else {**condition, **self.alive}
+        return condition if self.entry.deletion_path is None else {**condition, **self.alive}
 
     def segment_of(self, raw: Raw) -> str:
         """The node's own segment, or an error that says why it has none."""

@@ -18,10 +18,10 @@ import bson
 from treadle.engine.contention import attempting, in_pieces
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
-from treadle.engine.set_aside import set_aside
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
+from treadle.graph.quarantine import set_aside
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree

@@ -12,9 +12,9 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
-from treadle.engine.set_aside import set_aside
 from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
+from treadle.graph.quarantine import set_aside
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.lifts import lift_some

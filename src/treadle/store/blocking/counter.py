@@ -19,10 +19,10 @@ import pymongo
 from pymongo.errors import PyMongoError
 
 from treadle.engine.indexes import EXAMPLES_MAX
-from treadle.engine.set_aside import log
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import log
 from treadle.plan.server_errors import copied
 from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer

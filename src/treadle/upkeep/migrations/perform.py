@@ -17,14 +17,14 @@ from typing import Any
 
 from treadle.engine import follow, lease
 from treadle.engine.contention import in_pieces
-from treadle.engine.pages import matching, readable_page
-from treadle.engine.set_aside import SET_ASIDE
 from treadle.engine.version_upgrade import store_converted
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Progress, resting
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import SET_ASIDE
+from treadle.graph.stored_pages import matching, readable_page
 from treadle.graph.versions import Upgraded
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, transact, wait
 from treadle.plan.capabilities import Capabilities

@@ -9,13 +9,13 @@ from typing import Any
 from pymongo.errors import BulkWriteError
 
 from treadle.engine.lease import Lease
-from treadle.engine.set_aside import SET_ASIDE, note_aside
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Pace, Report
 from treadle.graph.pattern import Entry
+from treadle.graph.quarantine import SET_ASIDE, note_aside
 from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
@@ -138,7 +138,7 @@ def make_run(graph: Graph, server: Capabilities, entry: Entry[Any], to: int | No
     lease = Lease(
         f"migrate:{entry.collection}", entry.limits.migration_lease_seconds, options.owner, options.is_dead
     )
-    scope = dict(entry.whole_scope)
+    scope = dict(entry.targets.with_deleted.filter())
     return Run(graph, server, entry, chain, scope, _target(chain, to), options, lease)
 
 
@@ -175,7 +175,7 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     rows = yield from aggregate(
         entry.collection,
         [
-            {"$match": dict(entry.whole_scope)},
+            {"$match": dict(entry.targets.with_deleted.filter())},
             # By the field itself first, which is several times quicker, so that few are left to judge.
             {"$group": {"_id": f"${_require_versions(entry).field}", "n": {"$sum": 1}}},
             {"$group": {"_id": version, "n": {"$sum": "$n"}}},

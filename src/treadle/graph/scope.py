@@ -1,0 +1,359 @@
+"""Scope: the documents of a model that one role sees, each in the current version.
+
+Kinds and soft delete contribute conditions, the archive a collection, schema
+versions the upgrade. Conditions are evaluated after the upgrade: a migration
+may rename the discriminator or the date of a deletion. A scope is a list of
+parts (its collections; in each the current documents, and the outdated ones
+once upgraded), because a transaction takes no `$unionWith`.
+
+Several collections are read at one moment only in a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from treadle.errors import DataError
+from treadle.graph.quarantine import set_aside
+from treadle.graph.stored_pages import matching, quarantine_quietly, readable_page
+from treadle.graph.versions import VersionChain, command_chunks, given
+from treadle.plan import Plan, Raw, aggregate, find
+from treadle.plan.decoding import Unreadable
+from treadle.query.comparison import order_key
+from treadle.query.paths import top
+
+SortKeys: TypeAlias = Sequence[tuple[str, int]]
+# The ids of documents that were quarantined, with the reasons.
+Failed: TypeAlias = list[tuple[Any, str]]
+Role: TypeAlias = Literal["targets", "sources", "everything", "deleted"]
+# The names of the conditions.
+KIND = "kind"
+ACTIVE = "active"
+NO_FILTER: Mapping[str, Any] = MappingProxyType({})
+
+
+class Image(NamedTuple):
+    """A document at one moment, in the current version, with its formulas evaluated."""
+
+    document: Raw
+    # Where it is stored: the model's collection, or its archive.
+    collection: str
+    # Whether the stored form has another version.
+    outdated: bool = False
+
+
+class Condition(NamedTuple):
+    """A condition on current documents, for the server and in Python."""
+
+    name: str
+    filter: Raw
+    holds: Callable[[Raw], bool]
+
+
+class ScopePart(NamedTuple):
+    """What a rule contributes to the scopes of its model."""
+
+    conditions: Sequence[Condition] = ()
+    # Further collections, each with the roles that see it.
+    collections: Mapping[str, frozenset[Role]] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class ScopePage:
+    """Images of some stored documents of one collection, in the order of `_id`."""
+
+    images: list[Image]
+    # The id of the last stored document, in a list; None at the end.
+    last: list[Any] | None
+    failed: Failed = field(default_factory=list)
+
+
+@dataclass(eq=False, repr=False)
+class Scope:
+    """The documents of a model that one role sees."""
+
+    # The model's name, under which documents are quarantined.
+    label: str
+    # The model's own, then its archive.
+    collections: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    # The conditions of documents of the model's very class, without its kinds.
+    exact_conditions: tuple[Condition, ...]
+    versions: VersionChain
+    # Outdated documents that are upgraded at a time.
+    chunk: int
+
+    @property
+    def archive(self) -> str | None:
+        """The second collection, where there is one."""
+        return self.collections[1] if len(self.collections) > 1 else None
+
+    def within(self, *collections: str) -> Scope:
+        """The same in other collections."""
+        return replace(self, collections=collections)
+
+    @cached_property
+    def exact(self) -> Scope:
+        """The same for documents of the model's very class, without its kinds."""
+        return replace(self, conditions=self.exact_conditions)
+
+    @cached_property
+    def with_deleted(self) -> Scope:
+        """The same with soft-deleted documents."""
+        conditions, exact = (
+            tuple(each for each in some if each.name != ACTIVE)
+            for some in (self.conditions, self.exact_conditions)
+        )
+        return replace(self, conditions=conditions, exact_conditions=exact)
+
+    # -- conditions ----------------------------------------------------------------------------------
+
+    @cached_property
+    def _stored(self) -> Raw:
+        merged: Raw = {}
+        for condition in self.conditions:
+            merged = beside(merged, condition.filter)
+        return merged
+
+    def filter(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
+        """The condition of the current documents that match; the caller must not modify the result.
+
+        An outdated document meets it by what it holds as it is stored.
+        """
+        stored = self._stored
+        return beside(stored, own) if own else stored
+
+    def current(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
+        """The same without outdated documents."""
+        return beside(self.versions.current_only, self.filter(own))
+
+    def admits(self, document: Raw) -> bool:
+        """Whether a current document meets the conditions."""
+        return all(condition.holds(document) for condition in self.conditions)
+
+    def holds(self, image: Image) -> bool:
+        """Whether this scope sees an image."""
+        return image.collection in self.collections and self.admits(image.document)
+
+    def through(self, before: Image | None, after: Image | None) -> tuple[Raw | None, Raw | None]:
+        """A change as this scope sees it: a document that leaves it is deleted, one that enters it is new."""
+        return (
+            before.document if before is not None and self.holds(before) else None,
+            after.document if after is not None and self.holds(after) else None,
+        )
+
+    def splits(self, own: Raw, reads: Iterable[str] | None = ()) -> bool:
+        """Whether outdated documents must be upgraded before a condition is evaluated.
+
+        Or before what `reads` these paths is, None for any.
+        """
+        chain = self.versions
+        if not chain.may_change:
+            return False
+        changed = chain.changed_fields
+        named = None if reads is None else {top(path) for path in reads} - {"_id"}
+        if named is None or (named and (changed is None or named & changed)):
+            return True
+        return chain.names_changed(self.filter(own))
+
+    # -- documents ---------------------------------------------------------------------------------
+
+    def load(self, raws: Sequence[Raw], collection: str, failed: Failed | None = None) -> Plan[list[Image]]:
+        """Stored documents as images, whether or not this scope sees them.
+
+        One that cannot be upgraded is quarantined, and added to `failed`.
+        """
+        chain = self.versions
+        if not chain.is_versioned:
+            return [Image(raw, collection) for raw in raws]
+        upgraded = yield from chain.upgrade(raws)
+        images = []
+        for raw, outcome in zip(raws, upgraded.outcomes, strict=True):
+            if isinstance(outcome, DataError):
+                key, reason = raw.get("_id"), outcome
+                yield from quarantine_quietly(partial(set_aside, self.label, collection, key, reason))
+                if failed is not None:
+                    failed.append((key, reason.message))
+            else:
+                images.append(Image(outcome, collection, outcome is not raw))
+        return images
+
+    def find(
+        self,
+        own: Raw,
+        *,
+        sort: SortKeys | None = None,
+        limit: int = 0,
+        failed: Failed | None = None,
+    ) -> Plan[list[Image]]:
+        """Everything in the scope that matches, of all versions, in all collections.
+
+        Documents that cannot be read are quarantined, and added to `failed`.
+        """
+        splits = self.splits(own)
+        images: list[Image] = []
+        for collection in self.collections:
+            condition = self.current(own) if splits else self.filter(own)
+            raws = yield from self.readable(find(collection, condition, sort=sort, limit=limit), failed)
+            images += yield from self.load(raws, collection, failed)
+            if splits:
+                images += yield from self.find_outdated(own, collection=collection, failed=failed)
+        if sort and (splits or len(self.collections) > 1):
+            images = _in_order(images, sort)
+        return images[:limit] if limit else images
+
+    def readable(self, reading: Plan[list[Raw]], failed: Failed | None = None) -> Plan[list[Raw]]:
+        """The documents of a read that can be decoded; the others are quarantined, and added to `failed`."""
+        documents, _ = yield from readable_page(self.label, reading, None, _noting(failed))
+        return documents
+
+    def find_outdated(
+        self,
+        own: Raw,
+        *,
+        collection: str | None = None,
+        failed: Failed | None = None,
+    ) -> Plan[list[Image]]:
+        """The outdated documents of one collection that match once they are upgraded."""
+        collection = self.collections[0] if collection is None else collection
+        stages = [{"$match": self.filter(own)}]
+        images: list[Image] = []
+
+        def visit(documents: list[Raw]) -> Plan[None]:
+            for some in command_chunks(documents):
+                rows = yield from aggregate(collection, [*given(some), *stages])
+                images.extend(Image(row, collection, True) for row in rows)
+
+        yield from self._each_outdated(collection, own, visit, failed)
+        return images
+
+    def _each_outdated(
+        self,
+        collection: str,
+        own: Raw,
+        visit: Callable[[list[Raw]], Plan[None]],
+        failed: Failed | None = None,
+    ) -> Plan[None]:
+        """Pass the outdated documents that may match, upgraded, to `visit`, a page at a time."""
+        chain = self.versions
+        before = chain.before_upgrade(self.filter(own))
+        condition = beside(chain.outdated_only, before or {})
+        last: list[Any] | None = None
+        while True:
+            reading = matching(collection, condition, last, self.chunk)
+            raws, last = yield from readable_page(self.label, reading, last, _noting(failed))
+            if last is None:
+                return
+            images = yield from self.load(raws, collection, failed)
+            yield from visit([image.document for image in images])
+
+    def group(
+        self, own: Raw, stages: Sequence[Raw], *, reads: Iterable[str] | None = None
+    ) -> Plan[list[Raw]]:
+        """The rows that stages give for what matches: a set for each part, which the caller merges.
+
+        `reads` are the paths that the stages read, None for any. With outdated
+        documents a part is a page of these.
+        """
+        splits = self.splits(own, reads)
+        rows: list[Raw] = []
+        for collection in self.collections:
+            condition = self.current(own) if splits else self.filter(own)
+            match: list[Raw] = [{"$match": condition}] if condition else []
+            rows += yield from aggregate(collection, [*match, *stages])
+            if splits:
+                yield from self._each_outdated(collection, own, self._grouping(collection, own, stages, rows))
+        return rows
+
+    def _grouping(
+        self, collection: str, own: Raw, stages: Sequence[Raw], rows: list[Raw]
+    ) -> Callable[[list[Raw]], Plan[None]]:
+        def visit(documents: list[Raw]) -> Plan[None]:
+            for some in command_chunks(documents):
+                pipeline = [*given(some), {"$match": self.filter(own)}, *stages]
+                rows.extend((yield from aggregate(collection, pipeline)))
+
+        return visit
+
+    # -- sweeps --------------------------------------------------------------------------------------
+
+    def page(
+        self,
+        after: list[Any] | None,
+        size: int,
+        *,
+        collection: str | None = None,
+        projection: Raw | None = None,
+    ) -> Plan[ScopePage]:
+        """Images of the next stored documents of one collection; the model's own, unless another is named.
+
+        A projection must leave out nothing that a migration, a formula or a
+        condition reads.
+        """
+        collection = self.collections[0] if collection is None else collection
+        failed: Failed = []
+        reading = matching(collection, self._stored_of_all_versions, after, size, projection)
+        raws, last = yield from readable_page(self.label, reading, after, _noting(failed))
+        images = yield from self.load(raws, collection, failed)
+        return ScopePage([image for image in images if self.admits(image.document)], last, failed)
+
+    @cached_property
+    def _stored_of_all_versions(self) -> Raw:
+        """A condition that every stored document meets which this scope sees once it is upgraded."""
+        if not self.splits({}):
+            return self.filter()
+        chain = self.versions
+        outdated = beside(chain.outdated_only, chain.before_upgrade(self.filter()) or {})
+        return {"$or": [self.current(), outdated]}
+
+
+def _noting(failed: Failed | None) -> Callable[[Unreadable], None]:
+    def note(error: Unreadable) -> None:
+        if failed is not None:
+            failed.extend(error.failed)
+
+    return note
+
+
+def beside(one: Mapping[str, Any], other: Mapping[str, Any]) -> Raw:
+    """Two conditions as one: beside each other, so that a partial index is used, unless a name is in both."""
+    if one.keys() & other.keys():
+        return {"$and": [dict(one), dict(other)]}
+    return {**one, **other}
+
+
+def _in_order(images: Sequence[Image], sort: SortKeys) -> list[Image]:
+    """The images of several parts in the server's order."""
+    ordered = list(images)
+    # From the last key to the first: each sort keeps the order of what is equal.
+    for path, direction in reversed(sort):
+        descends = direction == -1
+        rank = partial(_rank, names=path.split("."), greatest=descends)
+        ordered.sort(key=rank, reverse=descends)
+    return ordered
+
+
+def _rank(image: Image, names: Sequence[str], greatest: bool) -> tuple[int, Any]:
+    """Where the server sorts a document by a path: an array by its least element, or its greatest."""
+    ranks = [order_key(value) for value in _values(image.document, names)]
+    if not ranks:
+        # An empty array comes before null.
+        return 0, 0
+    return max(ranks) if greatest else min(ranks)
+
+
+def _values(value: Any, names: Sequence[str]) -> Iterator[Any]:
+    if isinstance(value, list):
+        for item in value:
+            if names and not isinstance(item, dict):
+                continue
+            yield from _values(item, names) if names else [item]
+    elif not names:
+        yield value
+    else:
+        inner = value.get(names[0]) if isinstance(value, dict) else None
+        yield from _values(inner, names[1:])
