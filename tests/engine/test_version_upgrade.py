@@ -103,3 +103,57 @@ def test_an_outdated_document_that_is_right_stays_as_it_is_stored(database, call
     assert ("3", None) == (right["pts"], right.get("schema_version"))
     assert ("Ada", 4, 2) == (wrong["author"], wrong["points"], wrong["schema_version"])
     assert [] == store.verify()
+
+
+class Asset(Document, collection="assets", version=2, discriminator="type"):
+    id: int
+
+
+class Car(Asset, kind="car"):
+    owner_id: int
+    owner: Annotated[str | None, ExtendedReference(Author, by="owner_id", field="name")] = None
+
+
+@migration(Asset, from_version=1)
+def rename_the_kind(document: dict[str, Any]) -> dict[str, Any]:
+    document["type"] = document.pop("sort")
+    document["owner_id"] = document.pop("holder")
+    return document
+
+
+def test_a_document_whose_kind_has_another_name_is_verified_and_repaired(database):
+    store = started(database, Author, Asset, Car)
+    store.insert(Author(id=1, name="Ada"))
+    database["assets"].insert_one({"_id": 1, "sort": "car", "holder": 1})
+    assert [("Car", "owner", None, "Ada")] == [
+        (each.model, each.path, each.stored, each.expected) for each in store.verify()
+    ]
+    assert 1 == store.repair()
+    assert ("Ada", "car") == tuple(database["assets"].find_one()[name] for name in ("owner", "type"))
+    assert [] == store.verify()
+
+
+def test_a_changed_source_reaches_outdated_documents(database):
+    store = started(database, Author, Asset, Car)
+    store.insert(Author(id=1, name="Ada"))
+    database["assets"].insert_many([{"_id": key, "sort": "car", "holder": key} for key in (1, 2)])
+    store.update(Author, 1, {"$set": {"name": "Eve"}})
+    assert "Eve" == database["assets"].find_one({"_id": 1})["owner"]
+    assert {"_id": 2, "sort": "car", "holder": 2} == database["assets"].find_one({"_id": 2})
+
+
+def test_a_source_that_cannot_be_upgraded_leaves_its_copies(database):
+    store = started(database, Play, Team)
+
+    class Caption(Document, collection="captions"):
+        id: int
+        play_id: int
+        points: Annotated[int | None, ExtendedReference(Play, by="play_id", field="points")] = None
+
+    store = started(database, Play, Caption)
+    store.insert(Play(id=1, points=3))
+    store.insert(Caption(id=1, play_id=1))
+    database["plays"].replace_one({"_id": 1}, {"_id": 1, "score": 6})
+    store.repair()
+    assert 3 == store.get(Caption, 1).points
+    assert 1 == database["treadle.set_aside"].count_documents({"_id.key": 1, "_id.collection": "plays"})

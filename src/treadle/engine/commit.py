@@ -124,9 +124,7 @@ class Commit:
 
             def mend() -> Plan[list[Any]]:
                 ledger = Ledger()
-                changed = yield from rewrite(
-                    self.server, recomputation, some, ledger, within=entry.targets.exact.filter()
-                )
+                changed = yield from rewrite(self.server, recomputation, some, ledger, exact=True)
                 yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
                 return changed
 

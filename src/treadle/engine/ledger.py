@@ -30,6 +30,9 @@ class Ledger:
         self.transactional = transactional
         # The net changes, by collection and frozen id.
         self.changes: dict[str, dict[Any, Change]] = {}
+        # The documents, by collection and frozen id, that were outdated: whether what is made of them
+        # counted them is not known.
+        self.outdated: set[tuple[str, Any]] = set()
         self._evaluated: Contributions = {}
         # By rule, collection and frozen id what was recorded last.
         self._recorded: dict[Rule, dict[Any, Raw | None]] = {}

@@ -8,7 +8,8 @@ from typing import Any
 from treadle.errors import UsageError
 from treadle.graph.outcomes import Pace, Progress, Report, resting
 from treadle.graph.pattern import Entry
-from treadle.graph.stored_pages import Note, chunks, matching, readable_page
+from treadle.graph.scope import Failed
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, count_documents, find
 from treadle.plan.decoding import RawId
 from treadle.query.keys import freeze
@@ -23,47 +24,32 @@ def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
     return {freeze(each["_id"]): each for each in rows}
 
 
-def page(
-    entry: Entry[Any],
-    last: list[Any] | None,
-    limit: int,
-    projection: Raw | None = None,
-    *,
-    whole: bool = False,
-) -> Plan[list[Raw]]:
-    """The next documents in the order of `_id`, whatever types the ids have; as many as fit into one reply.
-
-    Those of the model's very class, or of the `whole` collection. The id of
-    the last one stands in a list, because it may itself be null.
-    """
-    chosen = {} if whole else entry.targets.exact.filter()
-    shown = projection or projection_of(entry)
-    return (yield from matching(entry.collection, chosen, last, limit, shown))
-
-
 def go_through(
     entry: Entry[Any],
     limit: int,
     visit: Callable[[Sequence[Raw]], Plan[None]],
     report: Report | None = None,
-    note: Note | None = None,
+    note: Callable[[Failed], None] | None = None,
 ) -> Plan[int]:
-    """Show all documents of a model's very class to `visit`, page by page; how many there were.
+    """Pass all documents of a model's very class to `visit`, page by page; how many there were.
 
     A report that sets the pace also says where to begin. Those that cannot be
-    decoded are set aside, and shown to `note`.
+    read are quarantined, and passed to `note`.
     """
-    name = entry.model.__name__
-    total = (yield from count_documents(entry.collection, entry.targets.exact.filter())) if report else 0
+    name, scope = entry.model.__name__, entry.targets.exact
+    total = (yield from count_documents(entry.collection, scope.stored())) if report else 0
     done = 0
     last: list[Any] | None = None
     if isinstance(report, Pace):
         last, limit = report.begins_after(name), report.sized(limit)
     while True:
-        reading = page(entry, last, limit)
-        documents, last = yield from readable_page(name, reading, last, note)
+        page = yield from scope.page(last, limit, projection=projection_of(entry))
+        last = page.last
         if last is None:
             return done
+        if note is not None and page.failed:
+            note(page.failed)
+        documents = [image.document for image in page.images]
         done += len(documents)
         yield from visit(documents)
         if report:
@@ -77,16 +63,16 @@ def go_through_sample(
     sample: float,
     visit: Callable[[Sequence[Raw]], Plan[None]],
     report: Report | None = None,
-    note: Note | None = None,
+    note: Callable[[Failed], None] | None = None,
 ) -> Plan[int]:
     """The same with documents that are chosen with a chance each; how many they were.
 
     One pass over the collection in its own order chooses the ids, which is
     much quicker than the order of `_id`.
     """
-    name, most = entry.model.__name__, VERIFY_SAMPLE_MAX
+    name, most, scope = entry.model.__name__, VERIFY_SAMPLE_MAX, entry.targets.exact
     stages: list[Raw] = [
-        {"$match": {**entry.targets.exact.filter(), "$sampleRate": sample}},
+        {"$match": {**scope.stored(), "$sampleRate": sample}},
         {"$limit": most + 1},
         {"$project": {"_id": 1}},
     ]
@@ -98,10 +84,12 @@ def go_through_sample(
         )
     done = 0
     for some in chunks(ids, report.sized(limit) if isinstance(report, Pace) else limit):
-        chosen = {"_id": {"$in": list(some)}, **entry.targets.exact.filter()}
-        reading = find(entry.collection, chosen, projection_of(entry))
-        documents, _ = yield from readable_page(name, reading, None, note)
-        yield from visit(documents)
+        failed: Failed = []
+        chosen = {"_id": {"$in": list(some)}}
+        images = yield from scope.find(chosen, projection=projection_of(entry), failed=failed)
+        if note is not None and failed:
+            note(failed)
+        yield from visit([image.document for image in images])
         done += len(some)
         if report:
             report(Progress(name, done, len(ids)))

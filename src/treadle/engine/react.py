@@ -95,7 +95,7 @@ def react(
             if changes:
                 stale: set[Any] = set()
                 if entry.versions.may_change:
-                    changes, stale = yield from _in_current_version(entry, changes)
+                    changes, stale = yield from _in_current_version(entry, changes, ledger)
                 answers: Contributions = {}
                 if on_server:
                     present = [change.id for change in changes if change.after is not None]
@@ -180,11 +180,15 @@ def _rename(rule: GatherRule, ledger: Ledger, effects: dict[Any, _Effect]) -> Pl
     yield from guard(rule.target.collection, names_of([rule], [each.after or {} for each in changed]))
 
 
-def _in_current_version(entry: Entry[Any], changes: list[Change]) -> Plan[tuple[list[Change], set[Any]]]:
+def _in_current_version(
+    entry: Entry[Any], changes: list[Change], ledger: Ledger
+) -> Plan[tuple[list[Change], set[Any]]]:
     """Changes as the current version has them, and the frozen ids of those that were older before."""
     befores = yield from upgraded_leniently(entry, [change.before or {} for change in changes])
     afters = yield from upgraded_leniently(entry, [change.after or {} for change in changes])
-    stale: set[Any] = set()
+    stale = {freeze(change.id) for change in changes} & {
+        key for collection, key in ledger.outdated if collection == entry.collection
+    }
     current = []
     for change, before, after in zip(changes, befores, afters, strict=True):
         if change.before and before is not change.before:

@@ -12,10 +12,9 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
-from treadle.engine.version_upgrade import upgraded
 from treadle.graph.change import Change
 from treadle.graph.pattern import REVISION
-from treadle.plan import Plan, Raw, bulk_write, by_id, find
+from treadle.plan import Plan, Raw, bulk_write, by_id
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze, freeze_all
 
@@ -26,18 +25,19 @@ def rewrite(
     keys: Sequence[Any],
     ledger: Ledger,
     *,
-    within: Raw | None = None,
+    exact: bool = False,
     recall: Callable[[Raw], Raw] | None = None,
     unforced: Collection[Any] | None = None,
     gather: Gather | None = None,
 ) -> Plan[list[Any]]:
     """Write what the documents of these keys derive, and note what changed; the keys of those documents.
 
-    `recall` gives a document as it was before, where that decides about
-    values of a moment. Each document is written, so that other writers
-    notice, and the sources of its copies too; with `unforced` no source is,
-    and the documents of these frozen keys only if they are wrong. `gather` is
-    as in `Recomputation.expected`.
+    With `exact` only documents of the model's very class. `recall` gives a
+    document as it was before, where that decides about values of a moment.
+    Each document is written, so that concurrent writers conflict, and the
+    sources of its copies too; with `unforced` no source is, and the documents
+    of these frozen keys only if they are wrong. `gather` is as in
+    `Recomputation.expected`.
     """
     entry = recomputation.entry
     arranged = Arranged([], [])
@@ -45,13 +45,15 @@ def rewrite(
         arranged = yield from arrange(server, entry, keys, ledger)
     made = {freeze(each) for each in arranged.made}
     projection = None if unforced is None else recomputation.projection
-    documents = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
+    scope = entry.targets.exact if exact else entry.targets
+    own_keys = {"_id": {"$in": list(keys)}} if entry.group is None else entry.at_any(keys)
+    images = yield from scope.find(own_keys, projection=projection)
+    documents = [image.document for image in images]
     present, own = [each["_id"] for each in documents], recomputation.keys(documents)
     known = freeze_all(present)
     frozen_keys = known if entry.group is None else freeze_all(own)
     old = [key for key, frozen in zip(present, known, strict=True) if frozen not in made]
     yield from ledger.note_before(entry, old)
-    stored, documents = documents, (yield from upgraded(entry, documents))
     befores = documents if recall is None else [recall(each) for each in documents]
     # Sources are written for the worker's copies too: it finds a copy right and leaves it, while this
     # transaction still holds an older value for it.
@@ -72,7 +74,7 @@ def rewrite(
                 wrong = wrong or recomputation.differs(document, right)
         if wrong:
             changed.append(own[number])
-        outdated = document is not stored[number]
+        outdated = images[number].outdated
         if outdated and forced and not wrong:
             # Right as it is; the migration is `migrate`'s to store.
             operations.append(UpdateOne(by_id(document["_id"]), {"$inc": {REVISION: 1}}))
@@ -87,8 +89,9 @@ def rewrite(
         yield from bulk_write(entry.collection, operations, ordered=entry.versions.may_change)
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
-        for document, frozen in zip(stored, known, strict=True):
-            # As it was stored: nobody knows whether its sources were counted by what an outdated one says.
-            before = None if frozen in made else document
+        for image, frozen in zip(images, known, strict=True):
+            document, before = image.document, None if frozen in made else image.document
+            if image.outdated:
+                ledger.outdated.add((entry.collection, frozen))
             ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
     return changed

@@ -131,6 +131,14 @@ class Scope:
         """The same without outdated documents."""
         return beside(self.versions.current_only, self.filter(own))
 
+    def stored(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
+        """A condition that every stored document meets which, once it is upgraded, matches."""
+        if not self.splits(own):
+            return self.filter(own)
+        chain = self.versions
+        outdated = beside(chain.outdated_only, chain.before_upgrade(self.filter(own)) or {})
+        return {"$or": [self.current(own), outdated]}
+
     def admits(self, document: Raw) -> bool:
         """Whether a current document meets the conditions."""
         return all(condition.holds(document) for condition in self.conditions)
@@ -146,7 +154,7 @@ class Scope:
             after.document if after is not None and self.holds(after) else None,
         )
 
-    def splits(self, own: Raw, reads: Iterable[str] | None = ()) -> bool:
+    def splits(self, own: Mapping[str, Any], reads: Iterable[str] | None = ()) -> bool:
         """Whether outdated documents must be upgraded before a condition is evaluated.
 
         Or before what `reads` these paths is, None for any.
@@ -188,17 +196,20 @@ class Scope:
         *,
         sort: SortKeys | None = None,
         limit: int = 0,
+        projection: Raw | None = None,
         failed: Failed | None = None,
     ) -> Plan[list[Image]]:
         """Everything in the scope that matches, of all versions, in all collections.
 
         Documents that cannot be read are quarantined, and added to `failed`.
+        A projection must leave out nothing that a migration or a formula reads.
         """
         splits = self.splits(own)
         images: list[Image] = []
         for collection in self.collections:
             condition = self.current(own) if splits else self.filter(own)
-            raws = yield from self.readable(find(collection, condition, sort=sort, limit=limit), failed)
+            reading = find(collection, condition, projection, sort=sort, limit=limit)
+            raws = yield from self.readable(reading, failed)
             images += yield from self.load(raws, collection, failed)
             if splits:
                 images += yield from self.find_outdated(own, collection=collection, failed=failed)
@@ -240,8 +251,7 @@ class Scope:
     ) -> Plan[None]:
         """Pass the outdated documents that may match, upgraded, to `visit`, a page at a time."""
         chain = self.versions
-        before = chain.before_upgrade(self.filter(own))
-        condition = beside(chain.outdated_only, before or {})
+        condition = beside(chain.outdated_only, chain.before_upgrade(self.filter(own)) or {})
         last: list[Any] | None = None
         while True:
             reading = matching(collection, condition, last, self.chunk)
@@ -296,19 +306,10 @@ class Scope:
         """
         collection = self.collections[0] if collection is None else collection
         failed: Failed = []
-        reading = matching(collection, self._stored_of_all_versions, after, size, projection)
+        reading = matching(collection, self.stored(), after, size, projection)
         raws, last = yield from readable_page(self.label, reading, after, _noting(failed))
         images = yield from self.load(raws, collection, failed)
         return ScopePage([image for image in images if self.admits(image.document)], last, failed)
-
-    @cached_property
-    def _stored_of_all_versions(self) -> Raw:
-        """A condition that every stored document meets which this scope sees once it is upgraded."""
-        if not self.splits({}):
-            return self.filter()
-        chain = self.versions
-        outdated = beside(chain.outdated_only, chain.before_upgrade(self.filter()) or {})
-        return {"$or": [self.current(), outdated]}
 
 
 def _noting(failed: Failed | None) -> Callable[[Unreadable], None]:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.engine.groups import differing
-from treadle.engine.pages import page
+from treadle.engine.pages import projection_of
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
-from treadle.graph.stored_pages import readable_page
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
@@ -30,8 +29,10 @@ class Backfill:
 
     def verify(self, entry: Entry[Any], last: list[Any] | None) -> Plan[list[Any] | None]:
         """Verify and mend a page of documents; the id of the last one, in a list, or None at the end."""
-        reading = page(entry, last, WORKER_RESYNC_PAGE, whole=True)
-        documents, reached = yield from readable_page(entry.model.__name__, reading, last)
+        # Deleted documents too: their histories are maintained.
+        scope = entry.root.targets.with_deleted
+        page = yield from scope.page(last, WORKER_RESYNC_PAGE, projection=projection_of(entry))
+        documents, reached = [image.document for image in page.images], page.last
         for exact, own in entry.by_class(documents):
             yield from self._verify_class(exact, own)
         self._count("verified", len(documents))

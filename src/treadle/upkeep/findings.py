@@ -78,9 +78,9 @@ def listed(graph: Graph, **chosen: Any) -> Plan[list[KeptFinding]]:
 
 def look(graph: Graph, server: Capabilities, entry: Entry[Any], ids: Sequence[Any]) -> Plan[list[Finding]]:
     """What is wrong now in some documents, with the values."""
-    chosen = {"_id": {"$in": distinct(ids)}, **entry.targets.exact.filter()}
-    documents = yield from find(entry.collection, chosen, projection_of(entry))
-    return (yield from confirm(graph, server, entry, documents))
+    chosen = {"_id": {"$in": distinct(ids)}}
+    images = yield from entry.targets.exact.find(chosen, projection=projection_of(entry))
+    return (yield from confirm(graph, server, entry, [image.document for image in images]))
 
 
 def look_again(

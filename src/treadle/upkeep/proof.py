@@ -15,7 +15,6 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Rule
-from treadle.graph.quarantine import readable
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
@@ -152,8 +151,8 @@ def _verify_since(
             continue
         keys = [mark.key for mark in targets.get(entry, ())]
         for some in chunks(keys, entry.limits.verify_page):
-            reading = find(entry.collection, entry.at_any(list(some)), projection_of(entry))
-            documents = yield from readable(entry.model.__name__, reading)
+            images = yield from entry.targets.find(entry.at_any(list(some)), projection=projection_of(entry))
+            documents = [image.document for image in images]
             computed = [each for each in documents if within(entry, each, bounds)]
             for exact, own in entry.by_class(computed):
                 if exact in chosen:

@@ -20,7 +20,7 @@ from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import around, set_aside
 from treadle.graph.stored_pages import chunks
-from treadle.plan import Plan, Raw, find
+from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId
 from treadle.query.keys import distinct, freeze
@@ -178,9 +178,8 @@ def repair_some(
     only: frozenset[Rule] | None = None,
 ) -> Plan[list[Any]]:
     """Mend these documents of one model; the keys of those that changed."""
-    chosen = {"_id": {"$in": distinct(ids)}, **entry.targets.exact.filter()}
-    documents = yield from find(entry.collection, chosen, entry.key_projection())
-    keys = [entry.key_of(each) for each in documents]
+    images = yield from entry.targets.exact.find({"_id": {"$in": distinct(ids)}})
+    keys = [entry.key_of(image.document) for image in images]
     return (yield from mend(graph, server, entry, keys, only=only))
 
 

@@ -18,18 +18,17 @@ from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
 from treadle.engine.pages import go_through, go_through_sample, projection_of
 from treadle.engine.recompute import Recomputation
-from treadle.engine.version_upgrade import upgraded
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.pattern import STATE, Entry, Rule
 from treadle.graph.quarantine import around, set_aside
+from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
 from treadle.model.shown import shown
-from treadle.plan import Plan, Raw, find, wait
+from treadle.plan import Plan, Raw, wait
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.decoding import Unreadable
 from treadle.plan.server_errors import message_of
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
@@ -112,8 +111,8 @@ def _verify_pages(
         if confirmed and isinstance(report, Pace):
             yield from report.found(confirmed)
 
-    def note(error: Unreadable) -> None:
-        findings.extend(_not_examined(entry, key, reason) for key, reason in error.failed)
+    def note(failed: Failed) -> None:
+        findings.extend(_not_examined(entry, key, reason) for key, reason in failed)
 
     size = entry.limits.verify_page if entry.group is None else GROUP_PAGE
     if sample is not None:
@@ -184,9 +183,9 @@ def _look_again(
     keys = distinct(each.document_id for each in suspects if each not in lost)
 
     def look(some: Sequence[Any]) -> Plan[list[Finding]]:
-        chosen = {"_id": {"$in": list(some)}, **entry.targets.exact.filter()}
-        documents = yield from find(entry.collection, chosen, projection_of(entry))
-        return (yield from examine(server, entry, documents))
+        chosen = {"_id": {"$in": list(some)}}
+        images = yield from entry.targets.exact.find(chosen, projection=projection_of(entry))
+        return (yield from examine(server, entry, [image.document for image in images]))
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
         return server.together(partial(look, some))
@@ -236,8 +235,7 @@ def _same_finding(one: Finding, other: Finding) -> bool:
 
 
 def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
-    """The findings in these documents; raises `DataError` for one that cannot be upgraded."""
-    documents = yield from upgraded(entry, documents)
+    """The findings in these current documents."""
     findings: list[Finding] = []
     for rule in entry.answering("examine"):
         findings += yield from rule.examine(documents)

@@ -177,7 +177,7 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
         recomputation = Recomputation.of(exact)
         if recomputation.rules:
             # While it was away nobody kept what it derives from others.
-            yield from rewrite(server, recomputation, [key], ledger, within=exact.targets.exact.filter())
+            yield from rewrite(server, recomputation, [key], ledger, exact=True)
         return (yield from find_one(entry.collection, by_id(key)))
 
     return (yield from Commit(rule.graph, server).follow(body))
