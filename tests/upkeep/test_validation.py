@@ -315,7 +315,7 @@ class Left(Base, kind="left"):
     n: int
 
 
-class Right(Base, kind="right", version=1):
+class Right(Base, kind="right"):
     word: str
 
 
@@ -333,8 +333,9 @@ migration(Base, 1, up=lambda document: document)
         ({"kind": "left", "n": "x", "schema_version": 2}, "n"),
         ({"kind": "left", "schema_version": 2}, "n"),
         ({"kind": "left", "n": 1, "schema_version": 3}, "schema_version"),
-        ({"kind": "right", "word": 1}, "word"),
-        ({"kind": "right", "word": "a", "schema_version": 2}, "schema_version"),
+        ({"kind": "right", "word": 1}, None),
+        ({"kind": "right", "word": 1, "schema_version": 2}, "word"),
+        ({"kind": "right", "word": "a", "schema_version": 2}, None),
         ({"kind": "up", "n": 1, "schema_version": 2}, "kind"),
         ({"kind": "up", "schema_version": 3, "word": "a"}, None),
     ],
