@@ -357,7 +357,7 @@ def test_verify_of_one_kind_looks_at_that_kind(database):
     database["family"].insert_many(
         [
             {"kind": "left", "schema_version": 2},
-            {"kind": "right"},
+            {"kind": "right", "schema_version": 2},
             {"kind": "left", "schema_version": 2, "n": 1},
         ]
     )

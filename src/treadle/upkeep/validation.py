@@ -73,11 +73,8 @@ def findings(entries: Iterable[Entry[Any]], sample: float | None = None) -> Plan
         root = members[0].root
         layout = root.layout
         schema = (None if layout is None else layout.schema()) or collection_schema(root)
-        scopes = [
-            member.targets.with_deleted.exact.filter()
-            for member in members
-            if member.targets.with_deleted.exact.filter()
-        ]
+        stored = [member.targets.with_deleted.exact.filter() for member in members]
+        scopes = [condition for condition in stored if condition]
         condition: Raw = {"$nor": [{"$jsonSchema": schema}]}
         if sample is not None:
             condition["$sampleRate"] = sample
