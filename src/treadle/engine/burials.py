@@ -21,7 +21,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.touches import stamp_expressions, touches_of
-from treadle.engine.version_upgrade import upgrade_stored
+from treadle.engine.version_upgrade import lower_documents, upgrade_stored
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Change
@@ -103,6 +103,7 @@ class Restore(Work[D | None]):
                 entry.collection, self.filter, [{"$set": sets}, *formula_stages(entry)]
             )
         if stored is not None:
+            yield from lower_documents(entry, [key])
             ledger.add(Change(entry.collection, key, before, stored))
             for rule, note in notes.items():
                 yield from rule.after_restore(note, ledger)

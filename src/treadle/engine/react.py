@@ -22,7 +22,12 @@ from treadle.engine.ledger import Contributions, Ledger, evaluate
 from treadle.engine.named import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
-from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgrade_possible, upgraded_leniently
+from treadle.engine.version_upgrade import (
+    lower_documents,
+    upgrade_matching_upgraded,
+    upgrade_possible,
+    upgraded_leniently,
+)
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
@@ -216,14 +221,25 @@ def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -
 def _update_targets(
     target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Ledger
 ) -> Plan[None]:
-    """One update per target, all its rules in it."""
-    changed: list[_Effect] = []
-    anew: dict[GatherRule, list[Any]] = {}
-    outdated: set[Any] = set()
+    """One update per target, all its rules in it; an outdated target is upgraded first."""
+    upgraded: list[Any] = []
     if target.versions.may_change:
         chosen = {"_id": {"$in": [effect.key for effect in effects.values()]}}
-        upgraded = yield from upgrade_possible(target, chosen)
-        outdated = {freeze(each["_id"]) for each in upgraded.documents}
+        upgraded = [each["_id"] for each in (yield from upgrade_possible(target, chosen)).documents]
+    yield from _update_current(target, effects, level, server, ledger, set(map(freeze, upgraded)))
+    yield from lower_documents(target, upgraded)
+
+
+def _update_current(
+    target: Entry[Any],
+    effects: dict[Any, _Effect],
+    level: int,
+    server: Capabilities,
+    ledger: Ledger,
+    outdated: set[Any],
+) -> Plan[None]:
+    changed: list[_Effect] = []
+    anew: dict[GatherRule, list[Any]] = {}
     # A target that this very transaction inserted, or brought back, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
@@ -434,7 +450,7 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
         return []
     if before is None or (rule.to != "_id" and not same(rule.name_of(before), name)):
         yield from guard(rule.source.collection, [name])
-    yield from upgrade_matching_upgraded(rule.target, rule.referring(name))
+    upgraded = yield from upgrade_matching_upgraded(rule.target, rule.referring(name))
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:
@@ -446,6 +462,7 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
         if beyond:
             return [FanOut(rule, name)]
     yield from copy_to(rule, name, change.after, {}, followed, ledger)
+    yield from lower_documents(rule.target, upgraded)
     return []
 
 

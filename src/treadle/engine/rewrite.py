@@ -12,6 +12,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
+from treadle.engine.version_upgrade import lower_documents
 from treadle.graph.change import Change
 from treadle.graph.pattern import REVISION
 from treadle.plan import Plan, Raw, bulk_write, by_id
@@ -87,6 +88,7 @@ def rewrite(
             operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=entry.versions.may_change)
+        yield from lower_documents(entry, [each.document["_id"] for each in images if each.outdated])
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
         for image, frozen in zip(images, known, strict=True):

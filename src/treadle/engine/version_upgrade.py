@@ -146,21 +146,21 @@ def upgrade_possible(entry: Entry[Any], condition: Raw) -> Plan[Upgraded]:
     return (yield from transact(store))
 
 
-def upgrade_matching_upgraded(entry: Entry[Any], own: Raw) -> Plan[None]:
-    """Store as current ones the outdated documents that match only once they are upgraded.
+def upgrade_matching_upgraded(entry: Entry[Any], own: Raw) -> Plan[list[Any]]:
+    """Store as current ones the outdated documents that match only once they are upgraded; their ids.
 
     Without it a write would not find them by a renamed field. In the
     transaction under way, or in one of its own.
     """
 
-    def store() -> Plan[None]:
+    def store() -> Plan[list[Any]]:
         images = yield from entry.targets.find_outdated(own)
         operations = [ReplaceOne(by_id(each.document["_id"]), each.document) for each in images]
         if operations:
             yield from bulk_write(entry.collection, operations, ordered=False)
+        return [each.document["_id"] for each in images]
 
-    if entry.targets.splits(own):
-        yield from transact(store)
+    return (yield from transact(store)) if entry.targets.splits(own) else []
 
 
 def matches_outdated(entry: Entry[Any], condition: Raw) -> Plan[bool]:
@@ -179,6 +179,13 @@ def lower_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
         return
     for raw, lowered in zip(raws, (yield from chain.lower(raws, chain.written)), strict=True):
         yield from replace_one(entry.collection, by_id(raw["_id"]), lowered)
+
+
+def lower_documents(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+    """Store documents that were upgraded for a write in the version that this Store writes."""
+    if keys and entry.versions.writes_older:
+        chosen = {"_id": {"$in": list(keys)}, **entry.versions.current_only}
+        yield from lower_stored(entry, (yield from find(entry.collection, chosen)))
 
 
 def check_lowering(entry: Entry[Any], server: Capabilities) -> None:
