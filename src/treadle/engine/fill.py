@@ -69,8 +69,8 @@ def fill_copies(
         if failed and not forgiving:
             key, reason = failed[0]
             raise DataError(
-                f"{source.collection} {key!r}, to which this {entry.model.__name__} refers, cannot be read "
-                f"({reason}); repair the document in mongosh, or delete it",
+                f"{source.collection} {key!r} cannot be decoded or upgraded ({reason}), and this "
+                f"{entry.model.__name__} refers to it; repair that document in mongosh, or delete it",
                 code="document-unreadable",
             )
         # What cannot be read is neither right nor wrong: its copies stay as they are.
