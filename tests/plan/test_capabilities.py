@@ -17,7 +17,7 @@ from treadle import (
     Store,
     UsageError,
 )
-from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, described_by, read_capabilities
+from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, describe, read_capabilities
 
 
 class Review(Document, collection="reviews"):
@@ -42,7 +42,7 @@ HELLO = {"maxWireVersion": 17, "setName": "rs0", "logicalSessionTimeoutMinutes":
     ],
 )
 def test_a_server_says_what_kind_it_is(hello, standalone, sharded):
-    found = described_by(hello)
+    found = describe(hello)
     assert (standalone, sharded) == (found.standalone, found.sharded)
 
 
@@ -92,7 +92,7 @@ def test_an_older_server_is_refused_by_name():
 
 def test_want_of_rights_says_nothing_about_the_server():
     no_rights = OperationFailure("not authorized", 13)
-    names = ("update_one", "explain", "aggregate", "collMod", "find", "killSessions", "transact")
+    names = ("update_one", "explain", "aggregate", "collMod", "find", "transact")
     found = answered({"hello": HELLO, **dict.fromkeys(names, no_rights)})
     assert found.transactions
     assert found.retryable_writes
@@ -112,8 +112,8 @@ def test_nothing_is_concluded_from_an_error_that_passes():
 
 def test_a_refusal_says_that_it_is_missing():
     unknown = OperationFailure("no such command", 59)
-    found = answered({"hello": HELLO, **dict.fromkeys(("explain", "update_one", "killSessions"), unknown)})
-    assert not any((found.graph_lookups, found.merges, found.retryable_writes, found.kill_sessions))
+    found = answered({"hello": HELLO, **dict.fromkeys(("explain", "update_one"), unknown)})
+    assert not any((found.graph_lookups, found.merges, found.retryable_writes))
 
 
 def test_a_server_without_retryable_writes_is_refused(database):

@@ -29,7 +29,7 @@ from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage
 from treadle.model.logs import logger
 from treadle.model.storable import ENCODING_ERRORS
-from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, in_one_reply, replace_one, wait
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, is_inside, one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
 
 # Attempts while others write older versions.
@@ -57,8 +57,9 @@ def present(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
         lineage = conversion.lineage
         if lineage.stores_back and lineage.written == lineage.current:
             back.append(conversion)
-    if back:
-        yield from aside(lambda: _store_back(entry, back))
+    if back and not (yield from is_inside()):
+        # A favour to later readers, which must not fail the caller's transaction.
+        yield from _store_back(entry, back)
     return current
 
 
@@ -104,7 +105,7 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     done = idle = 0
     while idle < UPGRADE_ATTEMPTS_MAX:
         older = other_versions(entry)
-        most = in_one_reply(limit or entry.limits.upgrade_chunk)
+        most = one_reply(limit or entry.limits.upgrade_chunk)
         documents = yield from find(entry.collection, {"$and": [condition, older]}, **most)
         if not documents:
             return done
@@ -223,9 +224,8 @@ def warn_once(entry: Entry[Any], filter: Any) -> Plan[None]:
     if entry.warned or entry.lineage is None or not filter or set(filter) <= {"_id"}:
         return
     entry.warned = True
-    if entry.lineage.current > 1:
-        lineage = entry.lineage
-        yield from aside(lambda: _look_for(entry, lineage))
+    if entry.lineage.current > 1 and not (yield from is_inside()):
+        yield from _look_for(entry, entry.lineage)
 
 
 def _look_for(entry: Entry[Any], lineage: Lineage) -> Plan[None]:

@@ -12,8 +12,8 @@ from treadle.engine.set_aside import set_aside_unreadable
 from treadle.errors import UsageError
 from treadle.graph.outcomes import Pace, Progress, Report, resting
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, aggregate, count_documents, find, in_one_reply, outside
-from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan import Plan, Raw, aggregate, count_documents, find, one_reply, outside
+from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import UNAUTHORIZED
 from treadle.query.keys import freeze
 
@@ -57,11 +57,11 @@ def matching(
     collection: str, condition: Raw, last: list[Any] | None, limit: int, projection: Raw | None = None
 ) -> Plan[list[Raw]]:
     """The next documents that match a condition, as many as fit into one reply; never the last one again."""
-    if last is not None and isinstance(last[0], RawId):
+    if last is not None and isinstance(last[0], UndecodableId):
         beyond = {"$and": [condition, last[0].greater()]}
-        return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **in_one_reply(limit)))
+        return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **one_reply(limit)))
     beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
-    options = {**in_one_reply(limit), **starting_at(last)}
+    options = {**one_reply(limit), **starting_at(last)}
     return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **options))
 
 
@@ -123,7 +123,7 @@ def go_through(
         yield from visit(documents)
         if report:
             report(Progress(name, done, max(total, done)))
-        yield from resting(report, len(documents), None if isinstance(last[0], RawId) else last)
+        yield from resting(report, len(documents), None if isinstance(last[0], UndecodableId) else last)
 
 
 def go_through_sample(

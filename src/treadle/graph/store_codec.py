@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.versions import Lineage
@@ -121,8 +121,8 @@ class StoreCodec(Codec[M]):
                 return load_slowly(raw)
             try:
                 return validate(raw)
-            except ValidationError:
-                # Again, for an error that names the document.
+            except Exception:
+                # Again, for an error that names the document, whatever a user's validator raised.
                 return load_slowly(raw)
 
         return load_kind

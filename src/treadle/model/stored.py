@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
 
 from treadle.errors import DataError, UsageError
 from treadle.model.bson_types import RESERVED
@@ -71,7 +72,7 @@ class Codec(Generic[M]):
         """The document to store; notes in `altered` what it had to change."""
         try:
             raw: dict[str, Any] = self._dump(value, altered)
-        except (KeyError, AttributeError, TypeError) as error:
+        except (KeyError, AttributeError, TypeError, PydanticSerializationError) as error:
             raise self._inconsistent(error) from error
         return raw
 
@@ -80,7 +81,7 @@ class Codec(Generic[M]):
         dump = self._dump
         try:
             return [dump(value, altered) for value in values]
-        except (KeyError, AttributeError, TypeError) as error:
+        except (KeyError, AttributeError, TypeError, PydanticSerializationError) as error:
             raise self._inconsistent(error) from error
 
     def _inconsistent(self, error: Exception) -> UsageError:
@@ -104,10 +105,23 @@ class Codec(Generic[M]):
         except ValidationError as error:
             # Not chained: Pydantic repeats the values that it refuses.
             raise invalid(self.model, raw, error) from None
+        except Exception as error:
+            # A validator of the user's own may raise anything; Pydantic turns only a few into its own error.
+            raise validator_failed(self.model, raw, error) from error
 
 
 def _not_compiled(value: Any, altered: list[Any]) -> Any:
     raise AssertionError("the codec is not compiled yet")
+
+
+def validator_failed(model: type[BaseModel], raw: Any, error: Exception) -> InvalidDocument:
+    """Return the error where a user's own validator raises for a stored document."""
+    identity = raw.get("_id") if isinstance(raw, dict) else None
+    return InvalidDocument(
+        f"a validator of {model.__name__} raises {type(error).__name__} for the stored document with _id "
+        f"{identity!r}; repair the document, or the validator",
+        code="document-invalid",
+    )
 
 
 def invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> InvalidDocument:

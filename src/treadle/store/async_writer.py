@@ -25,12 +25,12 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Call, Plan
+from treadle.plan import Call, Failed, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.combine import AsyncCombiner
+from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""Concurrent calls of one process share round trips: group commit, and what `plan/together.py` joins.
+"""Concurrent calls of one process share round trips: group commit, and what `store/shared_commands.py` joins.
 
 Each caller still gets its own result or its own error, and waits no longer
 than its deadline: while it queues, nothing of it is written; while its group
@@ -7,7 +7,7 @@ deadline in it. Plain commands do not wait for one that takes long, because its
 document is locked, say: they go on beside it. Group commits do so where the one
 under way has met a conflict: a few may wait while others go past them.
 `Combiner` is for threads, `AsyncCombiner` for the tasks of an event loop; what a
-group does is in `engine/commit.py` and `plan/together.py`.
+group does is in `engine/commit.py` and `store/shared_commands.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
-from treadle.plan.together import ALONE
 from treadle.store import deadline, shell
 from treadle.store.deadline import NEVER
+from treadle.store.shared_commands import ALONE
 from treadle.store.turn import Turn
 
 # How long the next group waits for writers of the last one.

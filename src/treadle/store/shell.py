@@ -28,7 +28,8 @@ from treadle.graph.outcomes import Action
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import REPLICA_SET_OF_ONE, Capabilities
-from treadle.plan.server_errors import copied, refuses_transactions
+from treadle.plan.server_errors import refuses_transactions
+from treadle.store.shared_commands import copy_error
 
 D = TypeVar("D", bound=Document)
 
@@ -229,7 +230,7 @@ def clear(error: PyMongoError) -> Exception:
 def outcome_unknown(error: BaseException) -> Exception:
     """What the others of a group are told when its transaction did not end in a known way."""
     if isinstance(error, Exception):
-        return copied(error)
+        return copy_error(error)
     return DataError(
         "this write shared a transaction with another thread's or task's, which was interrupted; "
         "whether it was committed is not known: look before you try again",

@@ -14,7 +14,7 @@ from bson import ObjectId
 
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Plan, Raw, database_command, insert_one, server_facts
-from treadle.plan.decoding import decoded_parts
+from treadle.plan.decoding import decode_fields
 from treadle.query.paths import plain
 
 # What a reader writes to see it come round; its events lie in the stream as well.
@@ -64,7 +64,7 @@ class ChangeStream:
         reply = (yield from database_command(command, writes=False, raw=raw))["cursor"]
         batch, token = reply["nextBatch"], reply.get("postBatchResumeToken")
         if raw:
-            batch, token = list(map(decoded_parts, batch)), token and decoded_parts(token)
+            batch, token = list(map(decode_fields, batch)), token and decode_fields(token)
         events = list(self._whole(batch))
         self.cursor = reply["id"] or None
         if not self._pieces:

@@ -163,7 +163,7 @@ def _verify_groups(
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return server.together(partial(examine_groups, server, entry, some))
+        return server.transact(partial(examine_groups, server, entry, some))
 
     def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
@@ -187,7 +187,7 @@ def _look_again(
         return (yield from examine(server, entry, documents))
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return server.together(partial(look, some))
+        return server.transact(partial(look, some))
 
     def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)

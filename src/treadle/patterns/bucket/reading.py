@@ -20,7 +20,7 @@ from treadle.graph.layout import SKIPPED
 from treadle.patterns.bucket.matching import Opened, Selection, open_buckets, select
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
-from treadle.plan.decoding import RawId
+from treadle.plan.decoding import UndecodableId
 from treadle.query.comparison import order_key
 from treadle.query.keys import freeze
 from treadle.query.paths import ARRAYS, Path, top, value_at, values_at
@@ -324,7 +324,7 @@ class Scan:
             elif self._last:
                 after = {"$gt": self._last[0]}
             beyond: Any = {"_id": after}
-            if self._last and isinstance(self._last[0], RawId):
+            if self._last and isinstance(self._last[0], UndecodableId):
                 bounds, beyond = {}, self._last[0].greater()
             condition = {"$and": [self.filter, beyond]}
             reading = find(

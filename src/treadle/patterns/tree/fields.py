@@ -205,6 +205,23 @@ class Tree:
         """The value of a role in a stored node."""
         return None if raw is None or role not in self.roles else self._getters[role](raw)
 
+    def listed_children(self, raw: Raw | None) -> list[Any]:
+        """Return the ids in a node's child list.
+
+        Raises `DataError` where the tree is defined by these lists and another program stored something
+        else; a derived list is empty then, and will be repaired.
+        """
+        children = self.get(raw, "children")
+        if isinstance(children, list):
+            return children
+        if children is None or self.truth != "children":
+            return []
+        raise DataError(
+            f"the child list of a stored {self.entry.model.__name__} is {type(children).__name__}, not a "
+            "list; repair the document",
+            code="document-invalid",
+        )
+
     @property
     def alive(self) -> Raw:
         """What a node must have that was not deleted; nothing where deleted nodes are not kept."""

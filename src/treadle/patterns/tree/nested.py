@@ -136,7 +136,7 @@ def _by_levels(tree: Tree, max_depth: int | None, sort: Sort | None, known: Skel
 def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tuple[Any, Any]]]:
     """The children that these nodes list, each with its parent; in the order of the lists unless sorted."""
     parents = yield from find(tree.collection, tree.living({"_id": {"$in": list(batch)}}), tree.projection)
-    pairs = [(parent["_id"], key) for parent in parents for key in tree.get(parent, "children") or []]
+    pairs = [(parent["_id"], key) for parent in parents for key in tree.listed_children(parent)]
     if sort is None or not pairs:
         return pairs
     above = {freeze(key): parent for parent, key in pairs}

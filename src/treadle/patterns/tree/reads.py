@@ -79,7 +79,7 @@ class Pending:
             self._levels.append([])
         level, key = self._levels[self._depth], self._stream.key
         for raw in raws:
-            further = [raw["_id"]] if self._by_parent else self._stream.tree.get(raw, "children") or []
+            further = [raw["_id"]] if self._by_parent else self._stream.tree.listed_children(raw)
             # A cycle that raw writes made may lead back to where this began.
             level.extend(each for each in further if each != key)
 
@@ -436,7 +436,7 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
     keys = [node["_id"] for node in nodes]
     among = {freeze(key) for key in keys}
     if tree.truth == "children":
-        listed = [child for node in nodes for child in tree.get(node, "children") or []]
+        listed = [child for node in nodes for child in tree.listed_children(node)]
         others = [child for child in listed if freeze(child) not in among]
         return (yield from first_key(tree, {"_id": {"$in": others}})) if others else None
     if tree.truth == "parent":

@@ -23,13 +23,14 @@ from treadle.engine.set_aside import log
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
-from treadle.plan.server_errors import copied
+from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer
 from treadle.store.blocking.writer import Writer
 from treadle.store.combine import Combiner
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding
+from treadle.store.shared_commands import copy_error
 
 # Callers of a durable counter who share one write.
 COUNTER_COMBINED_MAX = 5_000
@@ -125,7 +126,7 @@ class Counter:
             with pymongo.timeout(self._limits.retry_seconds):
                 self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
-            return [copied(error) for _ in group]
+            return [copy_error(error) for _ in group]
         return [None] * len(group)
 
     def _make_room(self) -> None:
@@ -174,7 +175,8 @@ class Counter:
                     self.flush()
                 return
             except Exception as error:
-                log.warning("%s: a flush failed and will be tried again: %s", self.rule.place.label, error)
+                text = "%s: a flush failed and will be tried again: %s"
+                log.warning(text, self.rule.place.label, error, exc_info=is_bug(error))
                 self._error = error
                 self._again_at = time.monotonic() + COUNTER_PAUSE_SECONDS
         if self._buffer.overfull:
@@ -195,7 +197,8 @@ class Counter:
             with pymongo.timeout(max(1.0, COUNTER_EXIT_SECONDS - spent_seconds)):
                 self.flush()
         except Exception as error:
-            log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)
+            text = "%s: what was pending at exit is lost: %s"
+            log.warning(text, self.rule.place.label, error, exc_info=is_bug(error))
 
     # -- reading -----------------------------------------------------------------------
 

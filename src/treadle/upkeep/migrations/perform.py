@@ -32,7 +32,7 @@ from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import is_about_one_document, message_of, translate
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.migrations.ranges import migrate_range
@@ -141,7 +141,7 @@ def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
 
 def _next(run: Run, last: list[Any] | None, server_side: bool) -> Plan[tuple[list[Any], int] | None]:
     """Migrate the documents after `last`; on the server if that is possible."""
-    if server_side and not (last is not None and isinstance(last[0], RawId)):
+    if server_side and not (last is not None and isinstance(last[0], UndecodableId)):
         try:
             return (yield from migrate_range(run, last))
         except Unreadable:

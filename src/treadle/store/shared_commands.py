@@ -17,7 +17,6 @@ fault and nothing was written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -33,10 +32,12 @@ from pymongo.errors import (
     WTimeoutError,
 )
 
+from treadle.errors import TreadleError
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
     Call,
+    Failed,
     Plan,
     Raw,
     Read,
@@ -45,7 +46,6 @@ from treadle.plan import (
 )
 from treadle.plan.server_errors import (
     DUPLICATE_KEY,
-    copied,
     is_about_one_document,
     refusals,
 )
@@ -58,13 +58,6 @@ IDS_MAX = 1_000
 BYTES_MAX = 16 * 1024 * 1024
 # A larger document is sent by itself.
 LARGE_BYTES = 1024 * 1024
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Failed:
-    """The outcome of one of several that raised; its neighbours are not concerned."""
-
-    error: Exception
 
 
 class _Alone:
@@ -92,6 +85,23 @@ def perform_together(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     _, method = lane_of(commands[0])
     perform: Callable[[Sequence[Any]], Plan[list[Any]]] = _LANES[method]
     return (yield from perform(commands))
+
+
+def copy_error(error: Exception) -> Exception:
+    """Return an equal error for another caller, because raising one adds to its traceback and notes.
+
+    An error that is neither ours nor the driver's is returned as it is.
+    """
+    if not isinstance(error, (PyMongoError, TreadleError)):
+        return error
+    kind = type(error)
+    other = kind.__new__(kind)
+    other.args = error.args
+    for name, value in vars(error).items():
+        vars(other)[name] = value.copy() if isinstance(value, (dict, list, set)) else value
+    other.__cause__, other.__context__ = error.__cause__, error.__context__
+    other.__suppress_context__ = error.__suppress_context__
+    return other.with_traceback(error.__traceback__)
 
 
 # -- reads -----------------------------------------------------------------------------------------
@@ -137,7 +147,7 @@ def _find_or_say(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     except Exception as error:
         # One document that cannot be decoded is not its neighbours' concern.
         concerned = is_about_one_document(error)
-        return [ALONE if concerned else Failed(copied(error)) for _ in commands]
+        return [ALONE if concerned else Failed(copy_error(error)) for _ in commands]
 
 
 def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
@@ -234,7 +244,7 @@ def _insert_batch(
     except Exception as error:
         refused = dict.fromkeys(places, error)
     for place in places:
-        outcomes[place] = Failed(copied(refused[place])) if place in refused else None
+        outcomes[place] = Failed(copy_error(refused[place])) if place in refused else None
 
 
 def _as_if_alone(refusal: Raw) -> PyMongoError:
