@@ -14,13 +14,11 @@ from bson.raw_bson import RawBSONDocument
 from treadle import Document
 from treadle.plan import Call, Read
 from treadle.plan.decoding import (
-    RAW_CODEC_OPTIONS,
     PagedRead,
     UndecodableId,
     Unreadable,
     codec_options,
     decode_documents,
-    decode_fields,
     unreadable_result,
 )
 
@@ -58,12 +56,6 @@ def test_an_id_that_cannot_be_decoded_is_kept_as_bytes_and_sorts():
     key = caught.value.last
     assert isinstance(key, UndecodableId)
     assert b"$literal\0" + element[5:] in key.greater().raw
-
-
-def test_the_parts_of_an_event_that_can_be_decoded_are_kept():
-    parts = b"\x03before\0" + raw(1).raw + b"\x03after\0" + raw(1, DAMAGED).raw
-    event = RawBSONDocument(raw("token", parts).raw, RAW_CODEC_OPTIONS)
-    assert {"_id": "token", "before": {"_id": 1, "text": "four"}} == decode_fields(event)
 
 
 @pytest.mark.parametrize("condition", [{"_id": 7}, {"_id": {"$eq": 7}}])

@@ -31,12 +31,13 @@ from treadle.model.bson_types import Update as Update
 from treadle.plan.server_errors import exists_already, is_outcome_unknown, is_transient
 
 R = TypeVar("R")
+Fields: TypeAlias = Mapping[str, Any]
 
 SCHEMA_COMMANDS = frozenset({"create", "collMod", "createIndexes"})
 IDEMPOTENT_COMMANDS = SCHEMA_COMMANDS | {"hello", "buildInfo", "ping", "listCollections", "listIndexes"}
 # The server ends a reply at 16 MB in any case; by default it ends the first one at 101 documents.
 REPLY_DOCUMENTS = 1_000_000
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+NO_OPTIONS: Fields = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -50,7 +51,7 @@ class Call:
     collection: str
     method: str
     arguments: tuple[Any, ...]
-    options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
+    options: Fields = field(default_factory=lambda: NO_OPTIONS)
     writes: bool = True
     ids: Sequence[Any] = ()
 
@@ -66,7 +67,7 @@ class Read:
     collection: str
     method: str
     arguments: tuple[Any, ...]
-    options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
+    options: Fields = field(default_factory=lambda: NO_OPTIONS)
     naive: bool = False
     ids: Sequence[Any] = ()
 
@@ -78,7 +79,7 @@ class DatabaseCommand:
     With `raw` the reply is left as bytes, to be decoded piece by piece.
     """
 
-    document: Mapping[str, Any]
+    document: Fields
     writes: bool = True
     admin: bool = False
     raw: bool = False
@@ -179,7 +180,7 @@ def by_id(identity: Any) -> dict[str, Any]:
 def find(
     collection: str,
     filter: Filter,
-    projection: Mapping[str, Any] | None = None,
+    projection: Fields | None = None,
     *,
     sort: Sequence[tuple[str, int]] | None = None,
     limit: int = 0,
@@ -192,12 +193,12 @@ def find(
 
 
 def find_one(
-    collection: str, filter: Filter, projection: Mapping[str, Any] | None = None, **options: Any
+    collection: str, filter: Filter, projection: Fields | None = None, **options: Any
 ) -> Single[Raw | None]:
     return (yield Call(collection, "find_one", (filter, projection), options, writes=False))
 
 
-def aggregate(collection: str, pipeline: Sequence[Mapping[str, Any]], **options: Any) -> Single[list[Raw]]:
+def aggregate(collection: str, pipeline: Sequence[Fields], **options: Any) -> Single[list[Raw]]:
     """Return all documents that the pipeline yields."""
     return (yield Read(collection, "aggregate", (pipeline,), {"batchSize": REPLY_DOCUMENTS, **options}))
 
@@ -206,13 +207,11 @@ def count_documents(collection: str, filter: Filter, **options: Any) -> Single[i
     return (yield Call(collection, "count_documents", (filter,), options, writes=False))
 
 
-def insert_one(collection: str, document: Mapping[str, Any]) -> Single[InsertOneResult]:
+def insert_one(collection: str, document: Fields) -> Single[InsertOneResult]:
     return (yield Call(collection, "insert_one", (document,)))
 
 
-def insert_many(
-    collection: str, documents: Sequence[Mapping[str, Any]], **options: Any
-) -> Single[InsertManyResult]:
+def insert_many(collection: str, documents: Sequence[Fields], **options: Any) -> Single[InsertManyResult]:
     return (yield Call(collection, "insert_many", (documents,), options))
 
 
@@ -224,9 +223,7 @@ def update_many(collection: str, filter: Filter, update: Update, **options: Any)
     return (yield Call(collection, "update_many", (filter, update), options))
 
 
-def replace_one(
-    collection: str, filter: Filter, document: Mapping[str, Any], **options: Any
-) -> Single[UpdateResult]:
+def replace_one(collection: str, filter: Filter, document: Fields, **options: Any) -> Single[UpdateResult]:
     return (yield Call(collection, "replace_one", (filter, document), options))
 
 
@@ -239,12 +236,7 @@ def delete_many(collection: str, filter: Filter) -> Single[DeleteResult]:
 
 
 def find_one_and_update(
-    collection: str,
-    filter: Filter,
-    update: Update,
-    *,
-    after: bool = True,
-    **options: Any,
+    collection: str, filter: Filter, update: Update, *, after: bool = True, **options: Any
 ) -> Single[Raw | None]:
     """Update one document and return it as it is afterwards, or with `after=False` as it was."""
     options["return_document"] = ReturnDocument.AFTER if after else ReturnDocument.BEFORE
@@ -262,7 +254,7 @@ def bulk_write(
 
 
 def database_command(
-    document: Mapping[str, Any], *, writes: bool = True, admin: bool = False, raw: bool = False
+    document: Fields, *, writes: bool = True, admin: bool = False, raw: bool = False
 ) -> Single[Raw]:
     return (yield DatabaseCommand(document, writes, admin, raw))
 

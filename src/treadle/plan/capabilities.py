@@ -196,17 +196,13 @@ def _read_lifetime(known: Capabilities) -> Plan[Raw]:
 
 def _probe_updates(known: Capabilities) -> Plan[Raw]:
     """Send a retryable update by pipeline that matches nothing; if it is refused, one by operators."""
-
-    def is_accepted(update: Any) -> Plan[bool]:
-        return (yield from _accepts(update_one(NOWHERE, {"_id": ObjectId()}, update)))
-
-    if (yield from is_accepted([{"$set": {"at": "$$NOW"}}])):
+    nothing = {"_id": ObjectId()}
+    if (yield from _accepts(update_one(NOWHERE, nothing, [{"$set": {"at": "$$NOW"}}]))):
         return {"retryable_writes": True, "pipeline_updates": True}
-    return {"retryable_writes": (yield from is_accepted({"$set": {"at": 1}}))}
+    return {"retryable_writes": (yield from _accepts(update_one(NOWHERE, nothing, {"$set": {"at": 1}})))}
 
 
 def _probe_stages(known: Capabilities) -> Plan[Raw]:
-    """Explain a pipeline of all stages; if it is refused, one of each."""
     same = {"localField": "_id", "foreignField": "_id"}
     graph = {"startWith": "$_id", "connectFromField": "_id", "connectToField": "up"}
     stages: dict[str, Raw] = {
@@ -216,7 +212,7 @@ def _probe_stages(known: Capabilities) -> Plan[Raw]:
         "array_sorts": {"$set": {"c": {"$sortArray": {"input": [1], "sortBy": 1}}}},
         "merges": {"$merge": {"into": NOWHERE}},
     }
-    return (yield from _probe_each(stages, _explains))
+    return (yield from _probe_each(stages, _explain))
 
 
 def _probe_streams(known: Capabilities) -> Plan[Raw]:
@@ -234,7 +230,8 @@ def _probe_streams(known: Capabilities) -> Plan[Raw]:
     # A server whose replies have no time has none in its events either.
     if "operationTime" not in reply:
         return {}
-    splits = yield from _explains([*stages, {"$changeStreamSplitLargeEvent": {}}], 1)
+    split = _explain([*stages, {"$changeStreamSplitLargeEvent": {}}], 1)
+    splits = yield from _accepts(database_command(split, writes=False))
     database = reply["cursor"].get("ns", "").partition(".")[0]
     return {"streams": True, "split_events": splits, "database": database}
 
@@ -247,7 +244,7 @@ def _probe_collection_options(known: Capabilities) -> Plan[Raw]:
     }
     if known.streams:
         options["pre_images"] = {"changeStreamPreAndPostImages": {"enabled": True}}
-    return (yield from _probe_each(options, _knows_options))
+    return (yield from _probe_each(options, _modify, NAMESPACE_NOT_FOUND))
 
 
 def _probe_snapshots(known: Capabilities) -> Plan[Raw]:
@@ -266,13 +263,24 @@ _PROBES: Mapping[tuple[str, ...], Callable[[Capabilities], Plan[Raw]]] = {
 }
 
 
-def _probe_each(probes: Mapping[str, Raw], probe: Callable[[Sequence[Raw]], Plan[bool]]) -> Plan[Raw]:
-    """Return which of these the server accepts: all by one command, or else each by one."""
-    if (yield from probe([*probes.values()])):
+def _explain(stages: Sequence[Raw], source: str | int = NOWHERE) -> Raw:
+    aggregate: Raw = {"aggregate": source, "pipeline": stages, "cursor": {}}
+    return {"explain": aggregate, "verbosity": "queryPlanner"}
+
+
+def _modify(options: Sequence[Raw]) -> Raw:
+    return {"collMod": NOWHERE, **{name: value for each in options for name, value in each.items()}}
+
+
+def _probe_each(
+    probes: Mapping[str, Raw], command: Callable[[Sequence[Raw]], Raw], needless: int | None = None
+) -> Plan[Raw]:
+    """Return which of these parts of a command the server accepts: all in one, or else each in one."""
+    if (yield from _accepts(database_command(command([*probes.values()]), writes=False), needless)):
         return dict.fromkeys(probes, True)
     accepted: Raw = {}
-    for name, each in probes.items():
-        accepted[name] = yield from probe([each])
+    for name, part in probes.items():
+        accepted[name] = yield from _accepts(database_command(command([part]), writes=False), needless)
     return accepted
 
 
@@ -292,14 +300,3 @@ def _accepts(plan: Plan[Any], needless: int | None = None) -> Plan[bool]:
     except OperationFailure as error:
         return error.code == needless or _has_it(error)
     return True
-
-
-def _explains(stages: Sequence[Raw], source: str | int = NOWHERE) -> Plan[bool]:
-    aggregate: Raw = {"aggregate": source, "pipeline": stages, "cursor": {}}
-    explain = {"explain": aggregate, "verbosity": "queryPlanner"}
-    return (yield from _accepts(database_command(explain, writes=False)))
-
-
-def _knows_options(options: Sequence[Raw]) -> Plan[bool]:
-    command = {"collMod": NOWHERE, **{name: value for each in options for name, value in each.items()}}
-    return (yield from _accepts(database_command(command, writes=False), NAMESPACE_NOT_FOUND))

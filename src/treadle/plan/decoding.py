@@ -7,7 +7,6 @@ cannot is identified by its `_id`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,16 +148,6 @@ def decode_documents(
     if failed:
         raise Unreadable(collection, failed, documents, _id_of(data))
     return documents
-
-
-def decode_fields(raw: Any) -> Raw:
-    """Return the fields of a document of bytes that can be decoded, without the others."""
-    fields: Raw = {}
-    for name, value in raw.items():
-        with contextlib.suppress(InvalidBSON):
-            is_document = isinstance(value, RawBSONDocument)
-            fields[name] = bson.decode(value.raw, codec_options=CODEC_OPTIONS) if is_document else value
-    return fields
 
 
 def unreadable_result(command: Call, error: InvalidBSON) -> Unreadable:

@@ -54,7 +54,7 @@ from treadle.plan.server_errors import is_passing
 from treadle.store import deadline, joined, shell
 from treadle.store.async_transactions import ABORT_SECONDS, in_transaction
 from treadle.store.combine import AsyncCombiner
-from treadle.store.deadline import Retries
+from treadle.store.deadline import Retries, TimedOut
 from treadle.store.ended import Transactions
 from treadle.store.shared_commands import ALONE, Shareable, lane_of, perform_together
 
@@ -96,6 +96,8 @@ class AsyncRunner:
         self._primary = self.database.with_options(**shell.OWN_READS)
         # The sessions of transactions that may still be open, the latest of them.
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
+        # For how long transactions are retried; of a server of which nothing is known yet, by its defaults.
+        self.lock_seconds = Capabilities().lock_seconds
         # What callers' transactions have changed, and which of them are over before their block is.
         self.transactions = Transactions()
         self._collections: dict[str, AsyncCollection[Raw]] = {}
@@ -255,7 +257,7 @@ class AsyncRunner:
         if command.writes and command.changes_schema:
             document["writeConcern"] = shell.MAJORITY.document
         options = RAW_CODEC_OPTIONS if command.raw else CODEC_OPTIONS
-        retries = Retries(self._limits)
+        retries = Retries(self.lock_seconds)
         while True:
             try:
                 return await database.command(document, session=session, codec_options=options)
@@ -336,7 +338,7 @@ class AsyncRunner:
             return await work(current)
 
         try:
-            return await in_transaction(session, attempt, self._limits)
+            return await in_transaction(session, attempt, self.lock_seconds)
         except BaseException as error:
             await self.let_go(session, error)
             if isinstance(error, PyMongoError):
@@ -345,6 +347,9 @@ class AsyncRunner:
 
     async def let_go(self, session: AsyncClientSession, error: BaseException) -> None:
         """End a failed transaction of which nobody can tell whether the server heard that it is over."""
+        if isinstance(error, TimedOut) and error.__cause__ is not None:
+            # What ended the last attempt tells whether the server heard of the abort.
+            error = error.__cause__
         lost = isinstance(error, ConnectionFailure) or (isinstance(error, PyMongoError) and error.timeout)
         # Cancelled, perhaps before the commit or the abort was sent.
         cut_off = not isinstance(error, Exception)

@@ -372,7 +372,7 @@ class AsyncStore(AsyncOperations):
                 raise
             if session.in_transaction:
                 try:
-                    await commit(session, Retries(self.graph.limits))
+                    await commit(session, Retries(self.runner.lock_seconds))
                 except BaseException as error:
                     await self.runner.let_go(session, error)
                     if isinstance(error, PyMongoError):
@@ -381,6 +381,9 @@ class AsyncStore(AsyncOperations):
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        if self._known is None:
+            # For as long as this server may keep locks, the work is retried.
+            await self._look()
         return await self.runner.in_transaction(work)
 
     def collection(self, model: type[Document]) -> AsyncCollection[Raw]:

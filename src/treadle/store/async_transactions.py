@@ -1,7 +1,8 @@
-"""Transactions of the asyncio shell: run again after a passing failure, for as long as the caller waits.
+"""Transactions of the asyncio shell, run again after a transient failure.
 
-The driver's own loop goes on for two minutes whatever the client's options
-say, and waits for a server before it gives a failed transaction up.
+They are retried until the caller's deadline, or for as long as the server may hold the locks of a client
+that was killed; then the caller gets `TimedOut`. The driver's own loop ends after two minutes whatever
+the client's options say, and waits for a server before it aborts a failed transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeoutError
 
-from treadle.graph.limits import Limits
 from treadle.plan.server_errors import (
     OUTCOME_UNKNOWN,
     is_outcome_unknown,
@@ -32,10 +32,10 @@ R = TypeVar("R")
 
 
 async def in_transaction(
-    session: AsyncClientSession, work: Callable[[AsyncClientSession], Awaitable[R]], limits: Limits
+    session: AsyncClientSession, work: Callable[[AsyncClientSession], Awaitable[R]], lock_seconds: float
 ) -> R:
-    """What `work` returns, committed."""
-    retries = Retries(limits)
+    """Run `work` and commit. Returns what it returns; raises `TimedOut` where conflicts do not end."""
+    retries = Retries(lock_seconds)
     while True:
         await session.start_transaction(**shell.TRANSACTION_OPTIONS)
         try:
@@ -46,7 +46,9 @@ async def in_transaction(
             return result
         except BaseException as error:
             await abort(session, error)
-            if retries.over() or not _may_run_again(error):
+            if retries.over() and (_may_run_again(error) or _ran_out_of_time(error)):
+                raise retries.timed_out() from error
+            if not _may_run_again(error):
                 raise
             turn.note_conflict()
         await asyncio.sleep(retries.pause(random.random()))
@@ -95,3 +97,8 @@ def _may_run_again(error: BaseException) -> bool:
     if isinstance(error, ServerSelectionTimeoutError):
         return False
     return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))
+
+
+def _ran_out_of_time(error: BaseException) -> bool:
+    """Whether the driver ended a transaction that is not committed because of the caller's deadline."""
+    return isinstance(error, PyMongoError) and error.timeout and not is_outcome_unknown(error)

@@ -34,6 +34,8 @@ from treadle.store.shared_commands import copy_error
 
 # Callers of a durable counter who share one write.
 COUNTER_COMBINED_MAX = 5_000
+# How long storing such a write may take. A flusher remembers for longer than this what it has moved.
+COUNTER_RECORD_SECONDS = 60.0
 # How long a flush may take that nobody asked for.
 COUNTER_DUE_SECONDS = 10.0
 # How long the flush at the end of the process may take.
@@ -122,8 +124,7 @@ class Counter:
     def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several threads in one write; each hears how it went."""
         try:
-            # A flusher remembers for longer than this what it has moved.
-            with pymongo.timeout(self._limits.retry_seconds):
+            with pymongo.timeout(COUNTER_RECORD_SECONDS):
                 self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
             return [copy_error(error) for _ in group]

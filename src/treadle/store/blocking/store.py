@@ -358,7 +358,7 @@ class Store(Operations):
                 raise
             if session.in_transaction:
                 try:
-                    commit(session, Retries(self.graph.limits))
+                    commit(session, Retries(self.runner.lock_seconds))
                 except BaseException as error:
                     self.runner.let_go(session, error)
                     if isinstance(error, PyMongoError):
@@ -367,6 +367,9 @@ class Store(Operations):
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        if self._known is None:
+            # For as long as this server may keep locks, the work is retried.
+            self._look()
         return self.runner.in_transaction(work)
 
     def collection(self, model: type[Document]) -> Collection[Raw]:
