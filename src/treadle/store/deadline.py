@@ -129,9 +129,9 @@ class Retries:
     """
 
     def __init__(self, lock_seconds: float) -> None:
-        self._has_deadline = moment() < NEVER
+        self.has_deadline = moment() < NEVER
         self._seconds = lock_seconds
-        self._until = moment() if self._has_deadline else time.monotonic() + lock_seconds
+        self._until = moment() if self.has_deadline else time.monotonic() + lock_seconds
         self._pause = RETRY_PAUSE_SECONDS
 
     def over(self) -> bool:
@@ -148,7 +148,7 @@ class Retries:
 
     def timed_out(self) -> TimedOut:
         """Return the error of a transaction that was tried until now, and wrote nothing."""
-        if self._has_deadline:
+        if self.has_deadline:
             return passed("writing in a transaction")
         return TimedOut(
             f"other transactions kept the documents of this call in use for {self._seconds:.0f} seconds; "

@@ -22,11 +22,12 @@ from treadle.plan.server_errors import (
     is_outcome_unknown,
     is_transient,
     lacks_sessions,
+    surely_not_committed,
 )
 from treadle.store import deadline, shell, turn
-from treadle.store.deadline import Retries
+from treadle.store.deadline import Retries, TimedOut
 
-# How long a transaction that failed is given to let go of its documents.
+# How long the abort of a failed transaction may take.
 ABORT_SECONDS = 0.5
 
 R = TypeVar("R")
@@ -45,16 +46,17 @@ def in_transaction(session: ClientSession, work: Callable[[ClientSession], R], l
             return result
         except BaseException as error:
             abort(session, error)
-            if retries.over() and (_may_run_again(error) or _ran_out_of_time(error)):
+            may_run_again = _may_run_again(error)
+            if retries.over() and (may_run_again or (retries.has_deadline and _ran_out_of_time(error))):
                 raise retries.timed_out() from error
-            if not _may_run_again(error):
+            if not may_run_again:
                 raise
             turn.note_conflict()
         time.sleep(retries.pause(random.random()))
 
 
 def commit(session: ClientSession, retries: Retries) -> None:
-    """Commit, again while nobody can tell whether it was; then the first error, which says so."""
+    """Commit, and again while the outcome is unknown. Raises the first error of these, which says so."""
     lost: PyMongoError | None = None
     while True:
         try:
@@ -79,7 +81,7 @@ def commit(session: ClientSession, retries: Retries) -> None:
 
 
 def abort(session: ClientSession, error: BaseException | None = None) -> None:
-    """Let go of what a transaction holds, even where its caller's time is over."""
+    """Abort a transaction, so that it releases its documents, even after its caller's deadline."""
     if not session.in_transaction:
         return
     # Where no server was found to run it on, none is found to abort it on.
@@ -92,12 +94,14 @@ def abort(session: ClientSession, error: BaseException | None = None) -> None:
 
 
 def _may_run_again(error: BaseException) -> bool:
-    # Who chose how long to wait for a server is not made to wait again.
+    # The client's options say how long to wait for a server, and that time has passed.
     if isinstance(error, ServerSelectionTimeoutError):
         return False
     return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))
 
 
 def _ran_out_of_time(error: BaseException) -> bool:
-    """Whether the driver ended a transaction that is not committed because of the caller's deadline."""
-    return isinstance(error, PyMongoError) and error.timeout and not is_outcome_unknown(error)
+    """Whether the driver ended a command because of a deadline, and nothing was committed."""
+    if not isinstance(error, PyMongoError) or isinstance(error, TimedOut):
+        return False
+    return error.timeout and surely_not_committed(error)
