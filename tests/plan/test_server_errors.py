@@ -33,7 +33,6 @@ from treadle.plan.server_errors import (
     is_transient,
     message_of,
     refusals,
-    refuses_transactions,
     surely_not_committed,
     translate,
 )
@@ -192,10 +191,3 @@ def test_labels_say_what_may_be_tried_again():
     assert not surely_not_committed(WriteConcernError("x"))
     assert not surely_not_committed(KeyboardInterrupt())
     assert surely_not_committed(OperationFailure("x", 112))
-
-
-def test_a_standalone_server_is_told_from_other_illegal_operations():
-    words = "Transaction numbers are only allowed on a replica set member or mongos"
-    assert refuses_transactions(OperationFailure(words, 20))
-    assert not refuses_transactions(OperationFailure("another reason", 20))
-    assert not refuses_transactions(OperationFailure(words, 2))

@@ -176,7 +176,7 @@ def _has_transactions() -> Plan[bool]:
         yield from transact(probe)
     except _Abort:
         return True
-    except (ConfigurationError, UsageError):
+    except ConfigurationError:
         return False
     except OperationFailure as error:
         return _has_it(error)

@@ -166,16 +166,6 @@ def surely_not_committed(error: BaseException) -> bool:
     )
 
 
-def refuses_transactions(error: BaseException) -> bool:
-    """Whether a standalone server refused a transaction."""
-    # Many refusals have these codes; only the words identify this one.
-    return (
-        isinstance(error, OperationFailure)
-        and error.code in (ILLEGAL_OPERATION, OPERATION_NOT_SUPPORTED_IN_TRANSACTION)
-        and "replica set" in str(error)
-    )
-
-
 def is_refusal(error: BaseException) -> bool:
     """Whether a command itself is refused, not for a transient reason or for missing rights."""
     return (

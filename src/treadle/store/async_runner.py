@@ -341,8 +341,6 @@ class AsyncRunner:
             return await in_transaction(session, attempt, self.lock_seconds)
         except BaseException as error:
             await self.let_go(session, error)
-            if isinstance(error, PyMongoError):
-                raise shell.clear(error) from error.__cause__
             raise
 
     async def let_go(self, session: AsyncClientSession, error: BaseException) -> None:

@@ -334,8 +334,6 @@ class Runner:
             return in_transaction(session, attempt, self.lock_seconds)
         except BaseException as error:
             self.let_go(session, error)
-            if isinstance(error, PyMongoError):
-                raise shell.clear(error) from error.__cause__
             raise
 
     def let_go(self, session: ClientSession, error: BaseException) -> None:

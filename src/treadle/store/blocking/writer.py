@@ -229,6 +229,12 @@ class Writer:
         self.runner.lock_seconds = found.lock_seconds
         return self._known
 
+    def _require_transactions(self, what: str) -> None:
+        """Refuse a server without transactions; learn for how long this one may hold locks."""
+        self._look()
+        assert self._known is not None
+        self._known.require_transactions(what, "use Store.local()")
+
     def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
 
