@@ -334,8 +334,8 @@ def _failed_paths(details: Any, path: str) -> set[str]:
         return {failed for item in details for failed in _failed_paths(item, path)}
     if not isinstance(details, dict):
         return set()
-    is_property = isinstance(details.get("propertyName"), str)
-    path = join(path, details["propertyName"]) if is_property else path
+    name = details.get("propertyName")
+    path = join(path, name) if name else path
     failed = {join(path, f"{missing} is missing") for missing in details.get("missingProperties", ())}
-    failed |= {each for value in details.values() for each in _failed_paths(value, path)}
-    return failed or ({path} if is_property else set())
+    failed = failed.union(*(_failed_paths(value, path) for value in details.values()))
+    return failed or ({path} if name else failed)
