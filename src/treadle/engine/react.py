@@ -8,7 +8,6 @@ update of it, which ends with the target's formulas.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,10 @@ from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.engine.set_aside import set_aside
+from treadle.graph.aggregate import RECOMPUTE, NumberSum
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import RECOMPUTE, GatherRule
+from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
@@ -224,18 +224,17 @@ def _update_targets(
         for rule in effect.anew:
             effect.of(rule)
         for rule, (removed, added) in effect.moves.items():
-            difference: Any = RECOMPUTE
+            update: Any = RECOMPUTE
             if not (new and frozen in new) and rule not in effect.anew:
-                difference = rule.difference(removed, added)
-            if difference is None:
+                update = rule.aggregate.blind(removed, added)
+            if update is RECOMPUTE:
+                anew.setdefault(rule, []).append(effect.key)
+            elif update.values:
+                effect.first.update(update.values)
+                effect.second.update(update.following)
+            else:
                 continue
             moved.append(rule)
-            if difference is RECOMPUTE:
-                anew.setdefault(rule, []).append(effect.key)
-            else:
-                parts, following = rule.apply(difference)
-                effect.first.update(parts)
-                effect.second.update(following)
         if moved:
             effect.first.update(stamps_of(moved))
             changed.append(effect)
@@ -268,12 +267,14 @@ def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[
     Where others did, who writes beside it is not stopped: the value stays as it was, and is set aside.
     """
     for rule in rules:
-        if not all(rule.fits(values.get(path)) for path in rule.empty()):
-            if rule.spoils(effect.of(rule)[1]):
-                raise rule.too_large()
-            for path in rule.empty():
-                values.pop(path, None)
-            yield from set_aside(rule.place.label, rule.target.collection, effect.key, rule.too_large())
+        error = rule.aggregate.refuse(values)
+        if error is None:
+            continue
+        if rule.aggregate.blames(effect.of(rule)[1]):
+            raise error
+        for path in rule.empty():
+            values.pop(path, None)
+        yield from set_aside(rule.place.label, rule.target.collection, effect.key, error)
 
 
 def _came(target: Entry[Any], change: Change) -> bool:
@@ -345,10 +346,11 @@ def update_each(
         return result.matched_count, list((result.upserted_ids or {}).values())
     except OperationFailure as error:
         # Say which sum would not fit, where the server only says that a number does not.
-        whole = [rule for rule in target.having(GatherRule) if not rule.fits(math.inf)]
-        if CONVERSION_FAILURE not in codes_of(error) or not whole or derivation(target).formulas:
+        aggregates = [rule.aggregate for rule in target.having(GatherRule)]
+        sums = [each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded]
+        if CONVERSION_FAILURE not in codes_of(error) or not sums or derivation(target).formulas:
             raise
-        raise whole[0].too_large() from error
+        raise sums[0].too_large() from error
 
 
 def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
