@@ -23,7 +23,7 @@ from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.engine.set_aside import set_aside
-from treadle.graph.aggregate import RECOMPUTE, NumberSum
+from treadle.graph.aggregate import RECOMPUTE, Aggregate, NumberSum, Values
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
@@ -33,7 +33,7 @@ from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical, same
-from treadle.query.keys import freeze, may_be_id, same_key
+from treadle.query.keys import distinct, freeze, may_be_id, same_key
 from treadle.query.paths import outermost
 
 # The same, where the copies feed others.
@@ -212,34 +212,22 @@ def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -
 def _update_targets(
     target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Ledger
 ) -> Plan[None]:
-    """One update per target, all its rules in it."""
-    changed: list[_Effect] = []
+    """Update each target once, for all its rules."""
     anew: dict[GatherRule, list[Any]] = {}
-    # A target that this very transaction inserted, or brought back, may have counted the same sources then.
+    unsure: dict[GatherRule, list[_Effect]] = {}
+    # A target that this transaction inserted, or made visible, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
         new = {freeze(change.id) for change in ledger.of(target.collection) if _came(target, change)}
-    for frozen, effect in effects.items():
-        moved: list[GatherRule] = []
-        for rule in effect.anew:
-            effect.of(rule)
-        for rule, (removed, added) in effect.moves.items():
-            update: Any = RECOMPUTE
-            if not (new and frozen in new) and rule not in effect.anew:
-                update = rule.aggregate.blind(removed, added)
-            if update is RECOMPUTE:
-                anew.setdefault(rule, []).append(effect.key)
-            elif update.values:
-                effect.first.update(update.values)
-                effect.second.update(update.following)
-            else:
-                continue
-            moved.append(rule)
-        if moved:
-            effect.first.update(stamps_of(moved))
-            changed.append(effect)
+    changed = [
+        effect
+        for frozen, effect in effects.items()
+        if _change_blindly(effect, anew, unsure, is_new=bool(new) and frozen in new)
+    ]
     if not changed:
         return
+    if unsure:
+        yield from _change_stored(target, unsure, anew)
     for rules, some in _together(anew) if anew else ():
         for frozen, values in (yield from recompute(rules, some, server)).items():
             yield from _leave_out_unfit(rules, effects[frozen], values)
@@ -259,6 +247,70 @@ def _update_targets(
             yield from guard(target.collection, keys)
     if followed:
         yield from note_after(target, before, ledger, keys if target.group is not None else None)
+
+
+def _change_blindly(
+    effect: _Effect,
+    anew: dict[GatherRule, list[Any]],
+    unsure: dict[GatherRule, list[_Effect]],
+    *,
+    is_new: bool,
+) -> bool:
+    """Note what the update of a target that was not read sets, and which rules need more than that.
+
+    Returns whether there is an update.
+    """
+    moved: list[GatherRule] = []
+    for rule in effect.anew:
+        effect.of(rule)
+    for rule, (removed, added) in effect.moves.items():
+        forced = is_new or rule in effect.anew
+        update = RECOMPUTE if forced else rule.aggregate.blind(removed, added)
+        if update is not RECOMPUTE:
+            if not update.values:
+                continue
+            effect.first.update(update.values)
+            effect.second.update(update.following)
+        elif forced or rule.first is not None:
+            anew.setdefault(rule, []).append(effect.key)
+        else:
+            unsure.setdefault(rule, []).append(effect)
+        moved.append(rule)
+    effect.first.update(stamps_of(moved))
+    return bool(moved)
+
+
+def _change_stored(
+    target: Entry[Any], unsure: dict[GatherRule, list[_Effect]], anew: dict[GatherRule, list[Any]]
+) -> Plan[None]:
+    """Apply differences to what targets hold, or mark these targets in `anew` for a recomputation.
+
+    A recomputation would read all sources of a target; this reads the target.
+    """
+    keys = distinct(effect.key for effects in unsure.values() for effect in effects)
+    paths = [*target.key_projection(), *(path for rule in unsure for path in rule.empty())]
+    shown = dict.fromkeys(outermost(paths), 1)
+    rows = yield from find(target.collection, target.at_any(keys), shown)
+    stored = {freeze(target.key_of(each)): each for each in rows}
+    for rule, effects in unsure.items():
+        for effect in effects:
+            values = _values_after(rule.aggregate, stored.get(freeze(effect.key)), *effect.of(rule))
+            if values is None:
+                anew.setdefault(rule, []).append(effect.key)
+            else:
+                effect.first.update({path: {"$literal": value} for path, value in values.items()})
+
+
+def _values_after(
+    aggregate: Aggregate, stored: Raw | None, removed: Sequence[Any], added: Sequence[Any]
+) -> Values | None:
+    """Return the values of a stored target after a difference; None where only its sources can tell."""
+    state = None if stored is None else aggregate.stored_state(stored)
+    after = RECOMPUTE if state is None else aggregate.difference(state, removed, added)
+    if after is RECOMPUTE:
+        return None
+    values = aggregate.finish(after)
+    return values if aggregate.refuse(values) is None else None
 
 
 def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[str, Any]) -> Plan[None]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from pymongo import ASCENDING
 
@@ -35,18 +36,18 @@ Values: TypeAlias = dict[str, Any]
 ENTRY = "__treadle_entry"
 
 
-class _Answer:
-    def __init__(self, name: str) -> None:
-        self._name = name
+class Answer(Enum):
+    """What stands in for a value that an aggregate cannot give."""
 
-    def __repr__(self) -> str:
-        return self._name
+    RECOMPUTE = auto()
+    SERVER = auto()
 
 
-RECOMPUTE: Final = _Answer("RECOMPUTE")
+RECOMPUTE: Final = Answer.RECOMPUTE
 """The difference of a state that cannot be told exactly."""
-SERVER: Final = _Answer("SERVER")
+SERVER: Final = Answer.SERVER
 """The contribution of a source that only the server can evaluate."""
+Recompute: TypeAlias = Literal[Answer.RECOMPUTE]
 
 
 class Accumulator(NamedTuple):
@@ -139,7 +140,7 @@ class Aggregate(ABC):
             for name, accumulator in self.accumulators().items()
         }
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         """Return the state after some contributions left and others joined, or RECOMPUTE."""
         return RECOMPUTE
 
@@ -190,7 +191,7 @@ class Aggregate(ABC):
 
     # -- on the server ----------------------------------------------------------------------------
 
-    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate | Recompute:
         """Return the `BlindUpdate` that applies a difference to a target that was not read, or RECOMPUTE."""
         return RECOMPUTE
 
@@ -211,7 +212,7 @@ class SourceCount(Aggregate):
     def finish(self, state: State) -> Values:
         return {self.path: state["count"]}
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         return {"count": state["count"] + len(added) - len(removed)}
 
     def stored_state(self, target: Raw) -> State | None:
@@ -252,7 +253,7 @@ class NumberSum(Aggregate):
     def finish(self, state: State) -> Values:
         return {self.path: self.number.stored(state["sum"])}
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         whole = sum_after(state["sum"], removed, added)
         return RECOMPUTE if whole is None else {"sum": whole}
 
@@ -282,7 +283,7 @@ class NumberSum(Aggregate):
             advice = f"correct the {source or 'source'} documents that it is computed from"
         return DataError(f"{self.field.label} would {reason}; {advice}", code="sum-too-large")
 
-    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate | Recompute:
         change = terms(removed, added)
         if change is None:
             return RECOMPUTE
@@ -318,7 +319,7 @@ class NumberAverage(NumberSum):
             return {self.path: None, self.state_path: dict(self.empty())}
         return {self.path: self.number.quotient(state["sum"], state["count"]), self.state_path: dict(state)}
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         whole = sum_after(state["sum"], removed, added)
         if whole is None:
             return RECOMPUTE
@@ -329,7 +330,7 @@ class NumberAverage(NumberSum):
         whole = isinstance(stored, dict) and is_number(stored.get("sum")) and is_number(stored.get("count"))
         return stored if whole else None
 
-    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate | Recompute:
         change = terms(removed, added)
         # A sum beyond 64 bits is a double, from which a large integer may not be subtracted.
         if change is None or any(is_number(each) and _is_large(each) for each in removed):
@@ -378,9 +379,10 @@ class Extreme(Aggregate):
     def finish(self, state: State) -> Values:
         return {self.path: state["extreme"]}
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         extreme = state["extreme"]
-        if any(each is not None and order_key(each) == order_key(extreme) for each in removed):
+        left = reduce(self._better, removed, None)
+        if left is not None and order_key(self._better(left, extreme)) == order_key(left):
             return RECOMPUTE
         return {"extreme": reduce(self._better, added, extreme)}
 
@@ -405,7 +407,7 @@ class Extreme(Aggregate):
     def index_keys(self) -> list[tuple[str, int]]:
         return _ascending(self.operand.path)
 
-    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate | Recompute:
         if any(value is not None for value in removed):
             return RECOMPUTE
         candidates = [{"$literal": value} for value in added if value is not None]
@@ -474,7 +476,7 @@ class DistinctValues(Ranked):
         distinct = {freeze(each): each for each in entries}
         return sorted(distinct.values(), key=order_key)[: self.size]
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         new = [each for values in added for each in values]
         kept = {*map(freeze, new)}
         # Whether another source still has a value, only the sources can tell.
@@ -501,7 +503,7 @@ class DistinctValues(Ranked):
     def index_keys(self) -> list[tuple[str, int]]:
         return _ascending(self.operand.path)
 
-    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate | Recompute:
         new = {freeze(each): each for values in added for each in values}
         if any(freeze(each) not in new for values in removed for each in values):
             return RECOMPUTE
@@ -559,7 +561,7 @@ class FirstDocuments(Ranked):
     def finish(self, state: State) -> Values:
         return {self.path: [entry["card"] for entry in state["entries"]]}
 
-    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         left = {freeze(entry["card"]["_id"]) for entry in removed}
         kept = [entry for entry in state["entries"] if freeze(entry["card"]["_id"]) not in left]
         if len(kept) < len(state["entries"]) and self._is_full(state):
@@ -580,7 +582,7 @@ class FirstDocuments(Ranked):
     def index_keys(self) -> list[tuple[str, int]]:
         return self.sort
 
-    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate | Recompute:
         if removed or self._embedded_sort is None:
             return RECOMPUTE
         cards = [entry["card"] for entry in added]
