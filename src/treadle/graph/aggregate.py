@@ -200,24 +200,37 @@ class Aggregate(ABC):
         return None
 
 
-class SourceCount(Aggregate):
-    """How many sources there are."""
+class SingleValue(Aggregate):
+    """An aggregate whose state has one entry, which is the value that the target stores."""
+
+    entry: str
+    nothing: Any = None
 
     def empty(self) -> State:
-        return {"count": 0}
+        return {self.entry: self.nothing}
+
+    def finish(self, state: State) -> Values:
+        return {self.path: state[self.entry]}
+
+    def stored_state(self, target: Raw) -> State | None:
+        value = value_at(target, self.path)
+        return {self.entry: self.nothing if value is None else value}
+
+    def finish_expressions(self, state: Mapping[str, str]) -> Raw | None:
+        return {self.path: {"$ifNull": [state[self.entry], self.nothing]}}
+
+
+class SourceCount(SingleValue):
+    """How many sources there are."""
+
+    entry = "count"
+    nothing = 0
 
     def accumulators(self) -> Mapping[str, Accumulator]:
         return {"count": Accumulator({"$sum": 1}, total)}
 
-    def finish(self, state: State) -> Values:
-        return {self.path: state["count"]}
-
     def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         return {"count": state["count"] + len(added) - len(removed)}
-
-    def stored_state(self, target: Raw) -> State | None:
-        count = value_at(target, self.path)
-        return {"count": count} if is_number(count) else None
 
     def refuse(self, values: Values) -> DataError | None:
         return None
@@ -225,9 +238,6 @@ class SourceCount(Aggregate):
     def blind(self, removed: Sequence[Any], added: Sequence[Any]) -> BlindUpdate:
         change = len(added) - len(removed)
         return BlindUpdate({self.path: {"$add": [_or_zero(self.path), change]}}) if change else UNCHANGED
-
-    def finish_expressions(self, state: Mapping[str, str]) -> Raw:
-        return {self.path: {"$ifNull": [state["count"], 0]}}
 
 
 def _or_zero(path: str) -> Raw:
@@ -362,22 +372,18 @@ def _numbers(contributions: Sequence[Any]) -> int:
     return sum(map(is_number, contributions))
 
 
-class Extreme(Aggregate):
+class Extreme(SingleValue):
     """The least or greatest contribution, in the server's order; null where there is none."""
+
+    entry = "extreme"
 
     def __init__(self, field: TargetField, operand: Operand, operator: str) -> None:
         super().__init__(field, operand)
         self.operator = operator
         self._better = least if operator == "$min" else greatest
 
-    def empty(self) -> State:
-        return {"extreme": None}
-
     def accumulators(self) -> Mapping[str, Accumulator]:
         return {"extreme": Accumulator({self.operator: self.expression()}, self._better)}
-
-    def finish(self, state: State) -> Values:
-        return {self.path: state["extreme"]}
 
     def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
         extreme = state["extreme"]
@@ -385,9 +391,6 @@ class Extreme(Aggregate):
         if left is not None and order_key(self._better(left, extreme)) == order_key(left):
             return RECOMPUTE
         return {"extreme": reduce(self._better, added, extreme)}
-
-    def stored_state(self, target: Raw) -> State | None:
-        return {"extreme": value_at(target, self.path)}
 
     def first(self) -> list[Raw] | None:
         path = self.operand.path
@@ -416,9 +419,6 @@ class Extreme(Aggregate):
             if candidates
             else UNCHANGED
         )
-
-    def finish_expressions(self, state: Mapping[str, str]) -> Raw:
-        return {self.path: {"$ifNull": [state["extreme"], None]}}
 
 
 def _ascending(path: str) -> list[tuple[str, int]]:
@@ -484,10 +484,6 @@ class DistinctValues(Ranked):
         if any(freeze(each) in present for values in removed for each in values):
             return RECOMPUTE
         return {"entries": self.cut([*state["entries"], *new])}
-
-    def stored_state(self, target: Raw) -> State | None:
-        stored = value_at(target, self.path)
-        return {"entries": stored} if isinstance(stored, list) else None
 
     def first(self) -> list[Raw]:
         return [
@@ -567,13 +563,6 @@ class FirstDocuments(Ranked):
         if len(kept) < len(state["entries"]) and self._is_full(state):
             return RECOMPUTE
         return {"entries": self.cut([*kept, *added])}
-
-    def stored_state(self, target: Raw) -> State | None:
-        cards = value_at(target, self.path)
-        if self._embedded_sort is None or not isinstance(cards, list):
-            return None
-        paths = list(self._embedded_sort)
-        return {"entries": [{"card": card, "by": [value_at(card, path) for path in paths]} for card in cards]}
 
     def first(self) -> list[Raw]:
         shown = {"$project": {"_id": 0, ENTRY: self.expression()}}
