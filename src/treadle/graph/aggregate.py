@@ -316,6 +316,8 @@ class NumberAverage(NumberSum):
     def __init__(self, field: TargetField, operand: Operand) -> None:
         super().__init__(field, operand)
         self.state_path = f"{RESERVED}.state.{field.path}"
+        self._sum, self._count = f"${self.state_path}.sum", f"${self.state_path}.count"
+        self._following = {self.path: self.number.quotient_expression(self._sum, self._count)}
 
     def empty(self) -> State:
         return {"sum": 0, "count": 0}
@@ -348,12 +350,9 @@ class NumberAverage(NumberSum):
         numbers = _numbers(added) - _numbers(removed)
         if not change and not numbers:
             return UNCHANGED
-        sum_path, count_path = f"{self.state_path}.sum", f"{self.state_path}.count"
-        whole: Any = {"$add": [_or_zero(sum_path), *({"$literal": term} for term in change)]}
-        parts = {sum_path: self.number.held(whole), count_path: {"$add": [_or_zero(count_path), numbers]}}
-        return BlindUpdate(
-            parts, {self.path: self.number.quotient_expression(f"${sum_path}", f"${count_path}")}
-        )
+        whole: Any = {"$add": [{"$ifNull": [self._sum, 0]}, *({"$literal": term} for term in change)]}
+        count = {"$add": [{"$ifNull": [self._count, 0]}, numbers]}
+        return BlindUpdate({self._sum[1:]: self.number.held(whole), self._count[1:]: count}, self._following)
 
     def finish_expressions(self, state: Mapping[str, str]) -> Raw:
         whole, count = {"$ifNull": [state["sum"], 0]}, {"$ifNull": [state["count"], 0]}
