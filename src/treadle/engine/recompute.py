@@ -168,20 +168,23 @@ def _rank(
     rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any], outdated: Sequence[Raw], server: Capabilities
 ) -> Plan[dict[Any, State]]:
     """Find the first sources of each target by an index."""
-    chosen: list[Raw] = [{"$match": rule.where}] if rule.where else []
     states: dict[Any, State] = {}
     ranked, divided = rule.aggregate, bool(outdated or rule.source.counted_elsewhere)
     if len(keys) > 1 and not divided and _may_look_up(rule, server):
-        states = yield from _look_up(rule, keys, [*chosen, *first])
-    for key in keys:
-        # Targets that are about to be inserted are not there to look up from.
-        if freeze(key) not in states:
-            if rule.per_element:
-                chosen = [*contribution_stages(rule, [key]), {"$match": {KEY: {"$eq": key}}}]
-            rows = yield from group_sources(rule, [key], [*chosen, *first], outdated)
-            state = ranked.of_first([row.get(ENTRY) for row in rows])
-            states[freeze(key)] = ranked.merge([state]) if divided else state
+        states = yield from _look_up(rule, keys, first)
+    # Targets that are about to be inserted are not there to look up from.
+    for key in [each for each in keys if freeze(each) not in states]:
+        rows = yield from group_sources(rule, [key], [*_chosen_for(rule, key), *first], outdated)
+        state = ranked.of_first([row.get(ENTRY) for row in rows])
+        states[freeze(key)] = ranked.merge([state]) if divided else state
     return states
+
+
+def _chosen_for(rule: GatherRule, key: Any) -> list[Raw]:
+    """Return the stages that leave what contributes to one target, of the sources that match its key."""
+    if rule.per_element:
+        return [*contribution_stages(rule, [key]), {"$match": {KEY: {"$eq": key}}}]
+    return [{"$match": rule.where}] if rule.where else []
 
 
 def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
@@ -192,14 +195,14 @@ def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
 
 def _look_up(rule: GatherRule, keys: Sequence[Any], first: Sequence[Raw]) -> Plan[dict[Any, State]]:
     """Find the first sources of many targets in one command, by an index and in memory bounded per target."""
-    own = rule.to or "_id"
+    own, chosen = rule.to or "_id", [{"$match": rule.where}] if rule.where else []
     join = {"from": rule.source.collection, "localField": own, "foreignField": rule.by.stored}
     rows = yield from aggregate(
         rule.target.collection,
         [
             {"$match": {own: {"$in": list(keys)}}},
             {"$project": {own: 1}},
-            {"$lookup": {**join, "pipeline": list(first), "as": KEY}},
+            {"$lookup": {**join, "pipeline": [*chosen, *first], "as": KEY}},
         ],
     )
     found = rule.aggregate.of_first

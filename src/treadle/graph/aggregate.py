@@ -97,7 +97,7 @@ ONE: Final = Operand({"$literal": 1}, lambda source: 1, frozenset())
 
 
 class Aggregate(ABC):
-    """A value over the sources of a target. `docs/extending.md` shows how to declare one."""
+    """A value over the sources of a target. `tests/test_extending.py` declares one outside of the package."""
 
     def __init__(self, field: TargetField, operand: Operand = ONE) -> None:
         self.field = field
@@ -531,17 +531,21 @@ class FirstDocuments(Ranked):
         size: int,
     ) -> None:
         self.card = {"_id": "_id", **fields}
-        self.sort = list(sort) if any(path == "_id" for path, _ in sort) else [*sort, ("_id", 1)]
+        self.sort = list(sort) if "_id" in dict(sort) else [*sort, ("_id", 1)]
         self.size = size
         self._getters = [getter(path) for path, _ in self.sort]
         card = {name: expression_of(path) for name, path in self.card.items()}
         by = [{"$ifNull": [expression_of(path), None]} for path, _ in self.sort]
         reads = frozenset({*self.card.values(), *(path for path, _ in self.sort)})
         super().__init__(field, Operand({"card": card, "by": by}, self._entry, reads, label=source))
-        # Embedded cards can be sorted only by what they hold.
+        self._embedded_sort = self._sort_of_cards()
+
+    def _sort_of_cards(self) -> dict[str, int] | None:
+        """Return the sort by the names in the card; None where the cards do not hold all of its keys."""
         in_card = {path: name for name, path in self.card.items()}
-        embeds = all(path in in_card for path, _ in self.sort)
-        self._embedded_sort = {in_card[path]: order for path, order in self.sort} if embeds else None
+        if not dict(self.sort).keys() <= in_card.keys():
+            return None
+        return {in_card[path]: direction for path, direction in self.sort}
 
     def _entry(self, source: Raw) -> Raw:
         card = {name: source[path] for name, path in self.card.items() if path in source}

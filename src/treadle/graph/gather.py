@@ -54,21 +54,9 @@ def origin_of(
 ) -> Origin:
     """Return what a declaration says about its sources; inside a rollup, what the rollup says."""
     condition: Raw = clean(dict(where or {}))
-    group = place.entry.group
-    if group is not None:
-        if (
-            by is not None
-            or to is not None
-            or (source is not None and graph.resolve(source, place.label) is not group.source)
-        ):
-            raise DeclarationError(
-                f"{place.label} stands in a rollup, whose source is {group.source.model.__name__}; "
-                "leave out the source, by= and to=",
-                code="rollup-source",
-            )
-        condition = paired_filter(group.source.codec, condition)
-        both = [each for each in (group.condition, condition) if each]
-        return Origin(group.source, group.key, {"$and": both} if len(both) > 1 else (both or [{}])[0])
+    if place.entry.group is not None:
+        given = source is not None and graph.resolve(source, place.label) is not place.entry.group.source
+        return _group_origin(place, condition, refused=given or by is not None or to is not None)
     if source is None:
         raise DeclarationError(
             f"{place.label} names no source; only inside a rollup is there one already", code="source-unknown"
@@ -84,6 +72,20 @@ def origin_of(
     path = resolve(entry.codec, by, place.label, "reference-field-missing")
     name = graph.check_reference(path, place.entry, place.label, to)
     return Origin(entry, ReferenceKey(path), condition, name)
+
+
+def _group_origin(place: Place, condition: Raw, *, refused: bool) -> Origin:
+    """Return what a rollup says about the sources of a value inside it."""
+    group: GroupRule = place.entry.group
+    if refused:
+        raise DeclarationError(
+            f"{place.label} stands in a rollup, whose source is {group.source.model.__name__}; "
+            "leave out the source, by= and to=",
+            code="rollup-source",
+        )
+    conditions = [each for each in (group.condition, paired_filter(group.source.codec, condition)) if each]
+    where = {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0]
+    return Origin(group.source, group.key, where)
 
 
 def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
@@ -187,12 +189,19 @@ class GatherRule(Rule):
         if not key.array_depth:
             one = key.one(raw)
             return [] if one is None else [(one, contribution(raw))]
+        if self.per_element:
+            return self._element_contributions(raw, key.array_depth)
         assert isinstance(key, ReferenceKey)
-        if not self.per_element:
-            return [(each, contribution(raw)) for each in key.several(raw)]
-        rest = inside(self.by.stored, key.array_depth)
-        elements = [(value_at(each, rest), each) for each in values_at(raw, self.by.steps[: key.array_depth])]
-        return [(each, contribution(element)) for each, element in elements if each is not None]
+        return [(each, contribution(raw)) for each in key.several(raw)]
+
+    def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
+        contributions = []
+        rest = inside(self.by.stored, depth)
+        for element in values_at(raw, self.by.steps[:depth]):
+            key = value_at(element, rest)
+            if key is not None:
+                contributions.append((key, self.aggregate.contribution(element)))
+        return contributions
 
     def name_of(self, target: Raw) -> Any:
         """Return the value by which sources refer to a target; None where none can."""

@@ -65,28 +65,34 @@ def terms(removed: Sequence[Any], added: Sequence[Any]) -> list[Any] | None:
     if not removed and len(added) == 1 and type(added[0]) is int and -INT64 <= added[0] < INT64:
         # The most frequent case, in short.
         return [added[0]] if added[0] else []
-    old, new = list(filter(is_number, removed)), list(filter(is_number, added))
-    if any(isinstance(value, float) for value in old):
+    leaving = list(filter(is_number, removed))
+    if not all(map(_may_be_subtracted, leaving)):
         return None
-    whole = sum(value for value in new if isinstance(value, int))
-    whole -= sum(value for value in old if isinstance(value, int))
-    fractions = [value for value in new if isinstance(value, float)]
-    exact = _decimal_term(*([each for each in some if isinstance(each, Decimal128)] for some in (old, new)))
+    change = [*filter(is_number, added), *map(negate, leaving)]
+    whole, fraction = (sum(each for each in change if isinstance(each, kind)) for kind in (int, float))
+    exact = _decimal_sum([each.to_decimal() for each in change if isinstance(each, Decimal128)])
     if exact is None or not -INT64 <= whole < INT64:
         return None
-    return [*([whole] if whole else []), *([sum(fractions)] if fractions else []), *exact]
+    return [term for term in (whole, fraction, exact) if term]
 
 
-def _decimal_term(old: Sequence[Decimal128], new: Sequence[Decimal128]) -> list[Decimal128] | None:
-    plus, minus = [each.to_decimal() for each in new], [each.to_decimal() for each in old]
-    # Such a sum may have been rounded to 34 digits, which subtraction does not undo.
-    if any(not value.is_finite() or (minus and _is_extreme(value)) for value in [*plus, *minus]):
+def _may_be_subtracted(number: Any) -> bool:
+    """Return whether subtraction undoes the addition of a number, whatever the sum."""
+    if not isinstance(number, Decimal128):
+        return isinstance(number, int)
+    # A sum with such a number may have been rounded to 34 digits.
+    return number.to_decimal().is_finite() and not _is_extreme(number.to_decimal())
+
+
+def _decimal_sum(numbers: Sequence[decimal.Decimal]) -> Decimal128 | int | None:
+    """Return the exact sum; 0 for nothing to add, and None where a Decimal128 cannot hold it."""
+    if not all(each.is_finite() for each in numbers):
         return None
     exact = decimal.Decimal(0)
-    for value in [*plus, *(each.copy_negate() for each in minus)]:
-        exact = _WIDE.add(exact, value)
+    for each in numbers:
+        exact = _WIDE.add(exact, each)
     try:
-        return [Decimal128(exact)] if exact else []
+        return Decimal128(exact) if exact else 0
     except decimal.DecimalException:
         return None
 
