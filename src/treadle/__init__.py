@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from treadle.patterns.attributes import Attributes
     from treadle.patterns.bucket.rule import Bucket
     from treadle.patterns.bucket.time_series import TimeSeries
-    from treadle.patterns.computed.aggregates import Average, Count, Formula, Max, Min, Sum
-    from treadle.patterns.computed.collect import Collect
+    from treadle.patterns.computed import Average, Collect, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
     from treadle.patterns.history.rule import History
     from treadle.patterns.links import Links
@@ -168,14 +167,14 @@ _HOMES = {
     "Archive": "patterns.archive.rule",
     "AsyncStore": "store.async_store",
     "Attributes": "patterns.attributes",
-    "Average": "patterns.computed.aggregates",
+    "Average": "patterns.computed",
     "Bucket": "patterns.bucket.rule",
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
     "ChildReferences": "patterns.tree.child_references",
-    "Collect": "patterns.computed.collect",
+    "Collect": "patterns.computed",
     "Conflict": "errors",
-    "Count": "patterns.computed.aggregates",
+    "Count": "patterns.computed",
     "CreatedAt": "graph.lifecycle",
     "DataError": "errors",
     "Day": "patterns.rollup",
@@ -188,7 +187,7 @@ _HOMES = {
     "Failure": "errors",
     "FieldSummary": "graph.outcomes",
     "Finding": "graph.outcomes",
-    "Formula": "patterns.computed.aggregates",
+    "Formula": "patterns.computed",
     "History": "patterns.history.rule",
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
@@ -199,11 +198,11 @@ _HOMES = {
     "Limits": "graph.limits",
     "Links": "patterns.links",
     "MaterializedPath": "patterns.tree.materialized_path",
-    "Max": "patterns.computed.aggregates",
+    "Max": "patterns.computed",
     "Measured": "model.pairs",
     "Migrated": "upkeep.migrations.run",
     "Migration": "patterns.schema_versioning",
-    "Min": "patterns.computed.aggregates",
+    "Min": "patterns.computed",
     "Minute": "patterns.rollup",
     "Month": "patterns.rollup",
     "NotFound": "errors",
@@ -225,7 +224,7 @@ _HOMES = {
     "State": "graph.outcomes",
     "Store": "store.blocking.store",
     "Subset": "patterns.subset",
-    "Sum": "patterns.computed.aggregates",
+    "Sum": "patterns.computed",
     "Summary": "graph.outcomes",
     "TimeSeries": "patterns.bucket.time_series",
     "TimedOut": "store.deadline",

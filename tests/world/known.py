@@ -73,7 +73,7 @@ def worlds(tier: str) -> list[World]:
     return [world for world in found if refusal(world) is None]
 
 
-# Cells that the known defects need.
+# Cells that known defects need, or needed.
 CELLS = ("item.python_version+item.archive-write", "owner.python_version+owner.archive-write")
 
 
@@ -169,11 +169,6 @@ DEFECTS: list[Defect] = [
     # change() of a document whose id is a nested model.
     defect("r04", "item.nested_id", "call change"),
     defect("r04", "owner.nested_id", "call change_owner"),
-    # A subset forgets archived documents while one of them is outdated.
-    defect("r11", "item.archive item.python_version", "top_items", modes="write"),
-    defect("r11", "item.archive item.pipeline_version", "top_items", modes="write"),
-    defect("r11", "item.archive item.python_version", may=("top_items",)),
-    defect("r11", "item.archive item.pipeline_version", may=("top_items",)),
     # References look for an owner in its archive, although counted=False lets go of it: new copies are
     # filled from it, and verify compares kept copies with it (test_interactions.py).
     defect("q01", "owner.uncounted", "name_then", modes="schedule"),

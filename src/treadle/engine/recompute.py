@@ -14,15 +14,16 @@ from typing import Any
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
-from treadle.engine.older import found_in_commands, in_commands, older_sources
+from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
+from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import greatest, least, same, total
+from treadle.query.comparison import same
 from treadle.query.keys import KEY, distinct, freeze, freeze_all
 from treadle.query.paths import getter, outermost, put, top, value_at
 
@@ -40,130 +41,179 @@ def recompute(
     frozen: Sequence[Any] | None = None,
     documents: Sequence[Raw] | None = None,
 ) -> Plan[Values]:
-    """Per target (frozen key) the stored path and exact value of each part of each rule.
+    """Compute the values of some targets, by path, from their sources. Returns them by frozen key.
 
     `frozen` are the keys as they are frozen, and `documents` the targets,
     where the caller knows.
     """
-    known = freeze_all(keys) if frozen is None else list(frozen)
+    values: Values = {key: {} for key in (freeze_all(keys) if frozen is None else frozen)}
     by_name: dict[str, list[GatherRule]] = {}
     by_key: list[GatherRule] = []
     for rule in rules:
         (by_key if rule.to is None else by_name.setdefault(rule.to, [])).append(rule)
-    values = yield from _recompute(by_key, keys, server, known)
+    yield from _recompute(by_key, keys, server, values)
     for named in by_name.values() if keys else ():
         if documents is None:
             target = named[0].target
             documents = yield from find(
                 target.collection, {"_id": {"$in": list(keys)}}, dict.fromkeys(by_name, 1)
             )
-        names = {freeze(each["_id"]): named[0].name_of(each) for each in documents}
-        wanted = distinct(name for name in names.values() if name is not None)
-        found = yield from _recompute(named, wanted, server, freeze_all(wanted))
-        for key in known:
-            name = names.get(key)
-            parts = [rule.empty() for rule in named] if name is None else [found[freeze(name)]]
-            for part in parts:
-                values[key].update(part)
+        yield from _recompute_named(named, documents, server, values)
     return values
+
+
+def _recompute_named(
+    rules: Sequence[GatherRule], documents: Sequence[Raw], server: Capabilities, values: Values
+) -> Plan[None]:
+    """Compute the values of targets that their sources refer to by another field than the id."""
+    names = {freeze(each["_id"]): rules[0].name_of(each) for each in documents}
+    wanted = distinct(name for name in names.values() if name is not None)
+    by_name: Values = {freeze(name): {} for name in wanted}
+    yield from _recompute(rules, wanted, server, by_name)
+    for key in values:
+        name = names.get(key)
+        for part in [rule.empty() for rule in rules] if name is None else [by_name[freeze(name)]]:
+            values[key].update(part)
 
 
 def _recompute(
-    rules: Sequence[GatherRule], keys: Sequence[Any], server: Capabilities, frozen: Sequence[Any]
-) -> Plan[Values]:
-    """The same, by what sources know the targets by."""
-    values: Values = {key: {} for key in frozen}
-    if not keys or not rules:
-        return values
-    groups: dict[Any, list[GatherRule]] = {}
-    older: dict[Any, list[Raw]] = {}
+    rules: Sequence[GatherRule], keys: Sequence[Any], server: Capabilities, values: Values
+) -> Plan[None]:
+    """Compute the values of targets, given what their sources refer to them by."""
+    if not keys:
+        return
+    folds: dict[Any, list[GatherRule]] = {}
+    outdated: dict[Any, list[Raw]] = {}
     for rule in rules:
         known = rule.source, rule.key.signature
-        if known not in older:
-            older[known] = yield from older_sources(rule, keys)
-        split = older[known] or rule.source.counted_elsewhere is not None
-        if rule.finds(keys) and not (split and rule.accumulators()):
-            some = older[known]
-            exact = found_in_commands(rule, keys, some) if some else rule.found(keys, server)
-            for key, parts in (yield from exact).items():
-                values[key].update(parts)
-        else:
-            groups.setdefault(rule.alike, []).append(rule)
-    for together in groups.values():
-        first = together[0]
-        rows = yield from _group(together, keys, older[first.source, first.key.signature])
-        finish = finishing(together)
+        if known not in outdated:
+            outdated[known] = yield from older_sources(rule, keys)
+        if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
+            folds.setdefault(rule.group_key, []).append(rule)
+            continue
+        ranked = yield from _rank(rule, rule.first, keys, outdated[known], server)
+        for key, state in ranked.items():
+            values[key].update(rule.aggregate.finish(state))
+    for together in folds.values():
+        first, fold = together[0], Fold(together)
+        older = outdated[first.source, first.key.signature]
+        rows = yield from group_sources(first, keys, fold.stages(keys), older)
+        states = fold.by_key(rows)
         for key, parts in values.items():
-            parts.update(finish(rows.get(key)))
-    return values
+            parts.update(fold.finish(states.get(key)))
 
 
-def grouping_stages(rules: Sequence[GatherRule], keys: Sequence[Any]) -> list[Raw]:
-    """The stages that give one row per target for rules with the same contributions."""
-    *stages, last = contribution_stages(rules[0], keys)
-    if list(last.get("$set", ())) == [KEY]:
-        # A key that is grouped by at once takes a fifth less than one that is first set.
-        return [*stages, {"$group": {"_id": last["$set"][KEY], **_numbered(rules)}}]
-    return [*stages, last, {"$group": {"_id": f"${KEY}", **_numbered(rules)}}]
+def group_sources(
+    rule: GatherRule, keys: Sequence[Any], stages: Sequence[Raw], outdated: Sequence[Raw]
+) -> Plan[list[Raw]]:
+    """Aggregate over all sources that may belong to some targets; every read of sources goes through here.
 
-
-def _numbered(rules: Sequence[GatherRule]) -> Raw:
-    """The accumulators of several rules, under names of their own."""
-    return {
-        f"{name}{number}": accumulator
-        for number, rule in enumerate(rules)
-        for name, accumulator in rule.accumulators().items()
-    }
-
-
-def finished(rules: Sequence[GatherRule], row: Raw | None) -> dict[str, Any]:
-    """Stored path and value of each part of several rules, from the row of a target."""
-    return finishing(rules)(row)
-
-
-def finishing(rules: Sequence[GatherRule]) -> Callable[[Raw | None], dict[str, Any]]:
-    """The same for many rows: what stands in which column is found once."""
-    columns = [
-        (rule.finish, [(name, f"{name}{number}") for name in rule.accumulators()])
-        for number, rule in enumerate(rules)
-    ]
-
-    def finish_row(row: Raw | None) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for finish, names in columns:
-            values.update(finish({name: row[column] for name, column in names} if row else None))
-        return values
-
-    return finish_row
-
-
-def _group(rules: Sequence[GatherRule], keys: Sequence[Any], older: Sequence[Raw]) -> Plan[dict[Any, Raw]]:
-    """Per target what the accumulators of several rules give."""
-    rule, numbered = rules[0], _numbered(rules)
-    grouping = grouping_stages(rules, keys)
+    Returns the rows of each part of the sources (by collection and version);
+    the caller merges those of one target. A transaction takes no `$unionWith`.
+    """
     archive = rule.source.counted_elsewhere
-    collections = [rule.source.collection, *([] if archive is None else [archive])]
-    rows: dict[Any, Raw] = {}
-    # A transaction takes no $unionWith.
-    for collection in collections:
-        for through in in_commands(rule.source, rule.key.match(keys), older):
-            for row in (yield from aggregate(collection, [*through, *grouping])):
-                mine = rows.setdefault(freeze(row["_id"]), row)
-                if mine is not row:
-                    for name, accumulator in numbered.items():
-                        mine[name] = MERGED[next(iter(accumulator))](mine[name], row[name])
+    rows: list[Raw] = []
+    for collection in [rule.source.collection, *([] if archive is None else [archive])]:
+        for part in in_commands(rule.source, rule.key.match(keys), outdated):
+            rows += yield from aggregate(collection, [*part, *stages])
     return rows
 
 
-# How the results of accumulators over parts of the sources become one.
-MERGED = {"$sum": total, "$min": least, "$max": greatest}
+class Fold:
+    """Rules with the same contributions, whose states one `$group` computes."""
+
+    def __init__(self, rules: Sequence[GatherRule]) -> None:
+        self._rules = rules
+        self._columns = [
+            (rule.aggregate, {name: f"{name}{number}" for name in rule.aggregate.accumulators()})
+            for number, rule in enumerate(rules)
+        ]
+        self._accumulators = {
+            columns[name]: accumulator.expression
+            for value, columns in self._columns
+            for name, accumulator in value.accumulators().items()
+        }
+
+    def stages(self, keys: Sequence[Any]) -> list[Raw]:
+        """Return the stages that give one row per target."""
+        *stages, last = contribution_stages(self._rules[0], keys)
+        if list(last.get("$set", ())) == [KEY]:
+            # A key that is grouped by at once takes a fifth less than one that is first set.
+            return [*stages, {"$group": {"_id": last["$set"][KEY], **self._accumulators}}]
+        return [*stages, last, {"$group": {"_id": f"${KEY}", **self._accumulators}}]
+
+    def by_key(self, rows: Iterable[Raw]) -> dict[Any, list[State]]:
+        """Return the states of each target, one per rule, from the rows of all parts."""
+        states: dict[Any, list[State]] = {}
+        for row in rows:
+            key = freeze(row["_id"])
+            own: list[State] = [
+                {name: row[column] for name, column in columns.items()} for _, columns in self._columns
+            ]
+            if key in states:
+                pairs = zip(self._columns, states[key], own, strict=True)
+                own = [value.merge([one, other]) for (value, _), one, other in pairs]
+            states[key] = own
+        return states
+
+    def finish(self, states: Sequence[State] | None) -> dict[str, Any]:
+        """Return the values of one target by path; `states` is None where it has no sources."""
+        values: dict[str, Any] = {}
+        for number, (value, _) in enumerate(self._columns):
+            values.update(value.finish(value.empty() if states is None else states[number]))
+        return values
+
+
+def _rank(
+    rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any], outdated: Sequence[Raw], server: Capabilities
+) -> Plan[dict[Any, State]]:
+    """Find the first sources of each target by an index."""
+    states: dict[Any, State] = {}
+    ranked, divided = rule.aggregate, bool(outdated or rule.source.counted_elsewhere)
+    if len(keys) > 1 and not divided and _may_look_up(rule, server):
+        states = yield from _look_up(rule, keys, first)
+    # Targets that are about to be inserted are not there to look up from.
+    for key in [each for each in keys if freeze(each) not in states]:
+        rows = yield from group_sources(rule, [key], [*_chosen_for(rule, key), *first], outdated)
+        state = ranked.of_first([row.get(ENTRY) for row in rows])
+        states[freeze(key)] = ranked.merge([state]) if divided else state
+    return states
+
+
+def _chosen_for(rule: GatherRule, key: Any) -> list[Raw]:
+    """Return the stages that leave what contributes to one target, of the sources that match its key."""
+    if rule.per_element:
+        return [*contribution_stages(rule, [key]), {"$match": {KEY: {"$eq": key}}}]
+    return [{"$match": rule.where}] if rule.where else []
+
+
+def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
+    """Return whether a `$lookup` finds the sources of a target; in a transaction it may not meet shards."""
+    spread = server.sharded or any(each.settings.shard_key for each in (rule.source, rule.target))
+    return not (spread or rule.per_element)
+
+
+def _look_up(rule: GatherRule, keys: Sequence[Any], first: Sequence[Raw]) -> Plan[dict[Any, State]]:
+    """Find the first sources of many targets in one command, by an index and in memory bounded per target."""
+    own, chosen = rule.to or "_id", [{"$match": rule.where}] if rule.where else []
+    join = {"from": rule.source.collection, "localField": own, "foreignField": rule.by.stored}
+    rows = yield from aggregate(
+        rule.target.collection,
+        [
+            {"$match": {own: {"$in": list(keys)}}},
+            {"$project": {own: 1}},
+            {"$lookup": {**join, "pipeline": [*chosen, *first], "as": KEY}},
+        ],
+    )
+    found = rule.aggregate.of_first
+    return {freeze(value_at(row, own)): found([each.get(ENTRY) for each in row[KEY]]) for row in rows}
 
 
 def refuse_unfit(rules: Sequence[GatherRule], values: Raw) -> None:
     """Refuse values that their fields could not hold."""
     for rule in rules:
-        if not all(rule.fits(values.get(path)) for path in rule.empty()):
-            raise rule.too_large()
+        if (error := rule.aggregate.refuse(values)) is not None:
+            raise error
 
 
 class Recomputation:
@@ -188,9 +238,7 @@ class Recomputation:
         # The fields in which `expected` sets values at some depth.
         self._inner = self._tops | {top(path) for path in dotted if "." in path}
         self._compared = [getter(path) for path in [*self.paths, *(rule.path for rule in self.formulas)]]
-        # Rules that do not hold any value that is computed for them.
-        choosy = [rule for rule in self.gathers if type(rule).fits is not GatherRule.fits]
-        self._fitted = [(rule, getter(path)) for rule in choosy for path in rule.empty()]
+        self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.gathers]
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
@@ -319,10 +367,10 @@ class Recomputation:
         return False
 
     def is_right(self, document: Raw, right: Raw) -> bool:
-        """Whether a document is as it should be, which its fields can hold."""
+        """Return whether a document is as it should be, and its fields can hold that."""
         if self.differs(document, right):
             return False
-        return not self._fitted or all(rule.fits(get(right)) for rule, get in self._fitted)
+        return all(refuse({path: get(right)}) is None for refuse, path, get in self._refusing)
 
     def rewrite(
         self,

@@ -143,17 +143,13 @@ def _refuse_shapes(place: Place) -> None:
 class RollupRule(GroupRule):
     """The groups of one source, each with a document."""
 
-    pattern = "rollup"
-
     def __init__(self, place: Place, graph: Models, declared: Rollup) -> None:
         source = graph.resolve(declared.source, place.label)
         if source is place.entry:
             raise DeclarationError(f"{place.label} is a rollup of itself", code="maintenance-cycle")
         key = GroupKey(_parts(place, source, declared.keys))
-        super().__init__(
-            place, Origin(source, key, paired_filter(source.codec, clean(dict(declared.where or {}))))
-        )
-        self.maintain, self.every = declared.maintain, declared.every
+        where = paired_filter(source.codec, clean(dict(declared.where or {})))
+        super().__init__(place, Origin(source, key, where), declared)
         _check_identity(place, key)
 
     def check(self, graph: Models) -> None:

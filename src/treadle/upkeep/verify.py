@@ -265,7 +265,7 @@ def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterato
             continue
         for path in rule.empty() if isinstance(rule, GatherRule) else [rule.path]:
             stored, should = value_at(document, path), value_at(right, path)
-            if isinstance(rule, GatherRule) and not rule.fits(should):
+            if isinstance(rule, GatherRule) and rule.aggregate.refuse({path: should}) is not None:
                 # Whatever is stored is not what it should be, which cannot be stored.
                 yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)
                 continue
