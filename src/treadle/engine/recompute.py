@@ -1,8 +1,9 @@
-"""Derived values from scratch: what every shortcut must equal.
+"""Derived values from scratch: what every fast path must equal.
 
-`recompute` gives the gathered values of some targets. `Recomputation` gives
-whole documents as they should be, and what has to be set in them. Set-up of
-new targets, the worker, `verify`, `repair` and `rebuild` all go through here.
+`recompute` computes the values of some targets from their sources.
+`Recomputation` gives whole documents with all of their derived values, and
+the updates that store these. The fill of new targets, the worker, `verify`,
+`repair` and `rebuild` all go through here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
@@ -30,6 +31,8 @@ from treadle.query.paths import getter, outermost, put, top, value_at
 Values = dict[Any, dict[str, Any]]
 # The values of targets by their keys, the server, the keys frozen, and the targets themselves.
 Gather = Callable[[Sequence[Any], Capabilities, Sequence[Any], Sequence[Raw]], Plan[Values]]
+
+R = TypeVar("R", bound=Rule)
 
 log = logger(__name__)
 
@@ -223,35 +226,36 @@ class Recomputation:
         self, entry: Entry[Any], maintain: Maintain | None = None, without: Collection[Rule] = ()
     ) -> None:
         self.entry = entry
-        self.gathers = [rule for rule in entry.having(GatherRule, maintain) if rule not in without]
-        self.copies = [rule for rule in entry.having(CopyRule, maintain) if rule not in without]
-        self.formulas = [rule for rule in entry.having(FormulaRule, maintain) if rule not in without]
-        self.locals = [rule for rule in entry.having(LocalRule, maintain) if rule not in without]
-        paths = {path for rule in self.gathers for path in rule.empty()}
-        paths |= {rule.top for rule in self.copies} | {rule.path for rule in self.locals}
-        # What a rewrite sets; copies with the field that holds them.
-        self.paths = outermost(paths)
-        self._getters = {path: getter(path) for path in self.paths}
-        self._tops = {rule.top for rule in self.copies}
+
+        def own(kind: type[R]) -> list[R]:
+            return [rule for rule in entry.having(kind, maintain) if rule not in without]
+
+        self.gathers, self.copies = own(GatherRule), own(CopyRule)
+        self.formulas, self.locals = own(FormulaRule), own(LocalRule)
         self._gathered = [path for rule in self.gathers for path in rule.empty()]
-        dotted = [*self._gathered, *(rule.path for rule in [*self.formulas, *self.locals])]
+        computed = [rule.path for rule in self.locals]
+        formulas = [rule.path for rule in self.formulas]
+        tops = {rule.top for rule in self.copies}
+        # What a rewrite sets; copies with the field that holds them.
+        self.paths = outermost({*self._gathered, *tops, *computed})
+        self._getters = {path: getter(path) for path in self.paths}
         # The fields in which `expected` sets values at some depth.
-        self._inner = self._tops | {top(path) for path in dotted if "." in path}
-        self._compared = [getter(path) for path in [*self.paths, *(rule.path for rule in self.formulas)]]
+        self._inner = tops | {top(path) for path in [*self._gathered, *formulas, *computed] if "." in path}
+        self._compared = [getter(path) for path in [*self.paths, *formulas]]
         self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.gathers]
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
         if not (self.copies or self.locals or entry.feeds):
-            own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
-            own += [rule.to for rule in self.gathers if rule.to is not None]
-            self.projection = dict.fromkeys(outermost(own), 1)
+            named = [rule.to for rule in self.gathers if rule.to is not None]
+            shown = outermost([*self._gathered, *formulas, *entry.key_projection(), *named])
+            self.projection = dict.fromkeys(shown, 1)
 
     @classmethod
     def of(
         cls, entry: Entry[Any], maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
     ) -> Recomputation:
-        """The one of a model, made once; `without` rules that are to stay as they are."""
+        """Return the recomputation of a model, made once; `without` rules whose values are to stay."""
         if without:
             return cls(entry, maintain, without)
         made: dict[Maintain | None, Recomputation] = derivation(entry).recomputations
@@ -260,7 +264,7 @@ class Recomputation:
         return made[maintain]
 
     def keys(self, documents: Sequence[Raw]) -> list[Any]:
-        """What sources know these documents by."""
+        """Return what sources refer to these documents by."""
         if self.entry.group is None:
             return [each["_id"] for each in documents]
         return [self.entry.key_of(each) for each in documents]
@@ -280,14 +284,14 @@ class Recomputation:
         frozen: Sequence[Any] | None = None,
         gather: Gather | None = None,
     ) -> Plan[list[Raw]]:
-        """The documents as they should be stored.
+        """Return the documents with the derived values that they should have.
 
-        `befores` tell which values of a moment they had, if that is not what
-        they hold. With `guarded` the sources of copies are really written, so
-        that nobody can change them before this transaction ends. Without
-        `formulas` these are left to the update that writes the rest. `frozen`
-        are the documents' keys, frozen, where the caller knows; `gather` gives
-        what they gather in another way than by looking at all sources.
+        `befores` are the documents that held the snapshots, if that is not
+        `documents`. With `guarded` the sources of copies are really written,
+        so that a concurrent writer of one conflicts. Without `formulas` these
+        are left to the update that writes the rest. `frozen` are the
+        documents' keys, frozen, where the caller knows them; `gather` computes
+        the aggregates in another way than from all sources.
         """
         if not documents or not self.rules:
             return list(documents)
@@ -297,24 +301,24 @@ class Recomputation:
         frozen = freeze_all(keys) if frozen is None else frozen
         gathering = partial(recompute, self.gathers) if gather is None else gather
         values = yield from gathering(keys, server, frozen, documents)
-        for key, right in zip(frozen, expected, strict=True):
+        for key, correct in zip(frozen, expected, strict=True):
             for path, value in values[key].items():
                 if "." in path:
-                    put(right, path, value)
+                    put(correct, path, value)
                 else:
-                    right[path] = value
+                    correct[path] = value
         if self.copies:
             pairs = list(zip(befores or documents, expected, strict=True))
             yield from fill_copies(entry, pairs, self.copies, look_only=not guarded, guard_all=guarded)
         for rule in self.locals:
-            for right, value in zip(expected, (yield from rule.values(expected)), strict=True):
-                put(right, rule.path, value)
+            for correct, value in zip(expected, (yield from rule.values(expected)), strict=True):
+                put(correct, rule.path, value)
         if self.formulas and formulas:
             yield from self._compute(documents, expected)
         return expected
 
     def _copied(self, document: Raw) -> Raw:
-        """A copy, as deep as values are set in it."""
+        """Return a copy, as deep as values are set in it."""
         made = dict(document)
         for name in self._inner:
             if name in made:
@@ -323,15 +327,15 @@ class Recomputation:
 
     def _compute(self, documents: Sequence[Raw], expected: Sequence[Raw]) -> Plan[None]:
         rows = yield from self._formulas_now([each["_id"] for each in documents])
-        for document, right in zip(documents, expected, strict=True):
-            row = rows.get(freeze(right["_id"]))
+        for document, correct in zip(documents, expected, strict=True):
+            row = rows.get(freeze(correct["_id"]))
             for number, formula in enumerate(self.formulas):
-                # What the server cannot compute is neither right nor wrong.
+                # What the server cannot compute is not a finding.
                 value = row.get(f"f{number}") if row is not None else value_at(document, formula.path)
-                put(right, formula.path, value)
+                put(correct, formula.path, value)
 
     def _formulas_now(self, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
-        """What the formulas of these documents give; nothing for one that the server cannot compute."""
+        """Return what the formulas of these documents give; no row where the server cannot compute one."""
         computed = {f"f{number}": formula.expression for number, formula in enumerate(self.formulas)}
 
         def attempt(some: Sequence[Any]) -> Plan[list[Raw]]:
@@ -347,42 +351,34 @@ class Recomputation:
         rows = yield from in_pieces(keys, attempt, alone)
         return {freeze(row["_id"]): row for row in rows}
 
-    def sets(self, document: Raw, right: Raw, *, wrong: bool = False) -> Raw:
-        """The paths that a rewrite sets, with their values as literals; if `wrong`, only incorrect ones."""
-        sets = {}
-        for path, get in self._getters.items():
-            stored, value = get(document), get(right)
-            if value is None and stored is None:
-                continue
-            if not wrong or not same(stored, value):
-                sets[path] = {"$literal": value}
-        return sets
-
-    def differs(self, document: Raw, right: Raw) -> bool:
-        """Whether any derived value of a document is not as it should be."""
+    def differs(self, document: Raw, correct: Raw) -> bool:
+        """Return whether any derived value of a document is incorrect."""
         # A loop of its own, since a proof asks this of every document there is.
         for get in self._compared:  # noqa: SIM110
-            if not same(get(document), get(right)):
+            if not same(get(document), get(correct)):
                 return True
         return False
 
-    def is_right(self, document: Raw, right: Raw) -> bool:
-        """Return whether a document is as it should be, and its fields can hold that."""
-        if self.differs(document, right):
+    def is_correct(self, document: Raw, correct: Raw) -> bool:
+        """Return whether a document holds the correct values, and its fields can hold them."""
+        if self.differs(document, correct):
             return False
-        return all(refuse({path: get(right)}) is None for refuse, path, get in self._refusing)
+        return all(refuse({path: get(correct)}) is None for refuse, path, get in self._refusing)
 
-    def rewrite(
-        self,
-        sets: Raw,
-        document: Raw,
-        right: Raw,
-    ) -> list[Raw]:
-        """The update that sets values, with the dates of those that change, and lets formulas follow."""
-        refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
+    def rewrite(self, document: Raw, correct: Raw, *, incorrect_only: bool = False) -> list[Raw]:
+        """Return the update that stores the correct values, with the dates of those that change.
+
+        Formulas follow in the same update. Raises where a field cannot hold its value.
+        """
+        refuse_unfit(self.gathers, {path: value_at(correct, path) for path in self._gathered})
+        sets = {}
+        for path, get in self._getters.items():
+            stored, value = get(document), get(correct)
+            if not (same(stored, value) if incorrect_only else stored is None and value is None):
+                sets[path] = {"$literal": value}
         changed = [
             rule
             for rule in self._dated
-            if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
+            if any(not same(value_at(document, path), value_at(correct, path)) for path in rule.empty())
         ]
         return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {})

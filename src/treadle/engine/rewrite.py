@@ -1,4 +1,4 @@
-"""Documents rewritten inside a transaction as they should be: the one way of `repair` and of the worker."""
+"""Store recomputed values, inside a transaction: the one way of `repair`, `rebuild` and the worker."""
 
 from __future__ import annotations
 
@@ -29,56 +29,51 @@ def rewrite(
     unforced: Collection[Any] | None = None,
     gather: Gather | None = None,
 ) -> Plan[list[Any]]:
-    """Write what the documents of these keys derive, and note what changed; the keys of those documents.
+    """Store what the documents of these keys derive, and record the changes. Returns the keys of these.
 
-    `recall` gives a document as it was before, where that decides about
-    values of a moment. Each document is written, so that other writers
-    notice, and the sources of its copies too; with `unforced` no source is,
-    and the documents of these frozen keys only if they are wrong. `gather` is
+    `recall` gives a document as it was before, where snapshots depend on
+    that. Each document is written, so that concurrent writers conflict, and
+    the sources of its copies too. With `unforced` no source is written, and
+    the documents of these frozen keys only if they are incorrect. `gather` is
     as in `Recomputation.expected`.
     """
     entry = recomputation.entry
     arranged = Arranged([], [])
     if entry.group is not None:
         arranged = yield from arrange(server, entry, keys, ledger)
-    made = {freeze(each) for each in arranged.made}
+    new = {freeze(each) for each in arranged.made}
     projection = None if unforced is None else recomputation.projection
     documents = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
     present, own = [each["_id"] for each in documents], recomputation.keys(documents)
-    known = freeze_all(present)
-    frozen_keys = known if entry.group is None else freeze_all(own)
-    old = [key for key, frozen in zip(present, known, strict=True) if frozen not in made]
-    yield from ledger.note_before(entry, old)
+    frozen = freeze_all(present)
+    frozen_keys = frozen if entry.group is None else freeze_all(own)
+    yield from ledger.note_before(
+        entry, [key for key, each in zip(present, frozen, strict=True) if each not in new]
+    )
     befores = documents if recall is None else [recall(each) for each in documents]
-    # Sources are written for the worker's copies too: it finds a copy right and leaves it, while this
+    # The worker's copies need their sources written too: it finds a copy correct and leaves it, while this
     # transaction still holds an older value for it.
     expected = yield from recomputation.expected(
         server, documents, befores, guarded=unforced is None, frozen=frozen_keys, gather=gather
     )
     operations = []
     changed = [*arranged.removed]
-    for number, (document, right) in enumerate(zip(documents, expected, strict=True)):
-        sets = recomputation.sets(document, right, wrong=unforced is not None)
-        wrong = known[number] in made
-        if unforced is None:
-            forced, wrong = True, wrong or recomputation.differs(document, right)
-        else:
-            forced = frozen_keys[number] not in unforced
-            wrong = wrong or bool(sets)
-            if recomputation.formulas:
-                wrong = wrong or recomputation.differs(document, right)
-        if wrong:
+    for number, (document, correct) in enumerate(zip(documents, expected, strict=True)):
+        is_new = frozen[number] in new
+        if is_new or recomputation.differs(document, correct):
             changed.append(own[number])
-        if wrong or forced:
-            # One that was made here has its values, but not their dates.
-            known_as = {} if known[number] in made else document
-            update = recomputation.rewrite(sets, known_as, right)
-            operations.append(UpdateOne(by_id(document["_id"]), update))
+        elif unforced is not None and frozen_keys[number] in unforced:
+            continue
+        # One that was created here has its values, but not their dates.
+        update = recomputation.rewrite(
+            {} if is_new else document, correct, incorrect_only=unforced is not None
+        )
+        operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
-        for document, frozen in zip(documents, known, strict=True):
-            before = None if frozen in made else document
-            ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
+        for document, key in zip(documents, frozen, strict=True):
+            before = None if key in new else document
+            ledger.add(Change(entry.collection, document["_id"], before, afters[key]))
     return changed

@@ -68,7 +68,10 @@ def terms(removed: Sequence[Any], added: Sequence[Any]) -> list[Any] | None:
     leaving = list(filter(is_number, removed))
     if not all(map(_may_be_subtracted, leaving)):
         return None
-    change = [*filter(is_number, added), *map(negate, leaving)]
+    return _terms_of([*filter(is_number, added), *map(negate, leaving)])
+
+
+def _terms_of(change: Sequence[Any]) -> list[Any] | None:
     whole, fraction = (sum(each for each in change if isinstance(each, kind)) for kind in (int, float))
     exact = _decimal_sum([each.to_decimal() for each in change if isinstance(each, Decimal128)])
     if exact is None or not -INT64 <= whole < INT64:

@@ -240,11 +240,11 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
         findings += yield from rule.examine(documents)
     recomputation = Recomputation.of(entry)
     expected = yield from recomputation.expected(server, documents)
-    group, is_right = entry.group, recomputation.is_right
+    group, is_correct = entry.group, recomputation.is_correct
     for document, right in zip(documents, expected, strict=True):
         if group is not None and not value_at(right, group.path):
             findings.append(orphan(entry, document))
-        elif not is_right(document, right):
+        elif not is_correct(document, right):
             findings += _compare(recomputation, document, right)
     return findings
 
