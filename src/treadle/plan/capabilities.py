@@ -85,6 +85,7 @@ class Capabilities:
         self,
         what: str,
         instead: str | None = None,
+        *,
         code: str = "transactions-unavailable",
         error: type[TreadleError] = UsageError,
     ) -> None:
