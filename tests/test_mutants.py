@@ -57,7 +57,8 @@ from treadle.plan import (
     update_many,
     update_one,
 )
-from treadle.query import pairs, safety
+from treadle.query import attributes
+from treadle.query.filters import FilterParser
 from treadle.upkeep import apply, events, position, rebuild, stream
 from treadle.upkeep.stream import Follower
 
@@ -205,20 +206,20 @@ def archived_documents_are_not_counted(patch: Patch) -> None:
 
 
 def two_attributes_in_one_element(patch: Patch) -> None:
-    original = pairs.paired_filter
+    original = FilterParser._conditions
 
-    def merged(codec: Any, filter: Any) -> Any:
-        translated = original(codec, filter)
+    def merged(self: Any, *arguments: Any) -> Any:
+        translated = original(self, *arguments)
         together: dict[str, Any] = {}
         for each in translated.get("$and", []):
             together |= each.get("specs", {}).get("$elemMatch", {})
         return {"specs": {"$elemMatch": together}} if len(together) > 2 or "v" in together else translated
 
-    patch.setattr(safety, "paired_filter", merged)
+    patch.setattr(FilterParser, "_conditions", merged)
 
 
 def a_removed_attribute_leaves_its_name(patch: Patch) -> None:
-    original = pairs._pair
+    original = attributes._pair_stage
 
     def pair(operator: str, path: str, name: str, value: Any) -> Any:
         if operator != "$unset":
@@ -228,7 +229,7 @@ def a_removed_attribute_leaves_its_name(patch: Patch) -> None:
             "$set": {path: {"$map": {"input": f"${path}", "in": {"$cond": [is_it, {"k": name}, "$$this"]}}}}
         }
 
-    patch.setattr(pairs, "_pair", pair)
+    patch.setattr(attributes, "_pair_stage", pair)
 
 
 def links_are_written_at_one_end(patch: Patch) -> None:

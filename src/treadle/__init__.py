@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from treadle.patterns.tree.materialized_path import MaterializedPath
     from treadle.patterns.tree.parent_reference import ParentReference
     from treadle.plan.server_errors import DuplicateKey
-    from treadle.query.names import Unchecked
+    from treadle.query.field_paths import Unchecked
     from treadle.store.async_store import AsyncStore
     from treadle.store.blocking.store import Store
     from treadle.store.deadline import TimedOut
@@ -230,7 +230,7 @@ _HOMES = {
     "TimedOut": "store.deadline",
     "Total": "patterns.rollup",
     "TreadleError": "errors",
-    "Unchecked": "query.names",
+    "Unchecked": "query.field_paths",
     "Update": "graph.operations",
     "UpdateMany": "graph.operations",
     "UpdatedAt": "graph.lifecycle",

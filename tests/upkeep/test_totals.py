@@ -14,8 +14,8 @@ from bson.decimal128 import Decimal128
 
 from tests.upkeep.followed import leading, read
 from treadle import Average, Count, Document, Id, Limits, Store, Sum
+from treadle.graph.numbers import exact_sum
 from treadle.plan import DatabaseCommand, Read
-from treadle.query.comparison import exact_sum
 from treadle.upkeep import dirty, totals
 from treadle.upkeep.totals import Total, Totals
 

@@ -23,10 +23,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from pymongo import ASCENDING
 
 from treadle.errors import DataError
-from treadle.graph.numbers import DOUBLE_EXACT_MAX, NumberField, is_number, sum_after, terms
+from treadle.graph.numbers import DOUBLE_EXACT_MAX, NumberField, is_number, sum_after, terms, total
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
-from treadle.query.comparison import greatest, least, order_key, total
+from treadle.query.comparison import greatest, least, order_key
 from treadle.query.keys import freeze
 from treadle.query.paths import expression_of, getter, value_at
 

@@ -24,13 +24,11 @@ from treadle.graph.binding import sibling
 from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Raw
-from treadle.query.keys import GroupKey, Key, ReferenceKey
+from treadle.query.filters import parse_condition
+from treadle.query.keys import GroupKey, ReferenceKey, RuleKey
 from treadle.query.keys import freeze as freeze
 from treadle.query.keys import may_be_id as may_be_id
-from treadle.query.pairs import paired_filter
 from treadle.query.paths import Path, filter_references, inside, resolve, value_at, values_at
-from treadle.query.safety import clean
-from treadle.query.update_values import takes
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -38,7 +36,7 @@ class Origin:
     """The sources of a value, how they refer to their targets, and which of them count."""
 
     source: Entry[Any]
-    key: Key
+    key: RuleKey
     where: Raw
     # The unique field of the target that sources refer to; None for its id.
     to: str | None = None
@@ -53,16 +51,15 @@ def origin_of(
     to: str | None = None,
 ) -> Origin:
     """Return what a declaration says about its sources; inside a rollup, what the rollup says."""
-    condition: Raw = clean(dict(where or {}))
     if place.entry.group is not None:
         given = source is not None and graph.resolve(source, place.label) is not place.entry.group.source
-        return _group_origin(place, condition, refused=given or by is not None or to is not None)
+        return _group_origin(place, where or {}, refused=given or by is not None or to is not None)
     if source is None:
         raise DeclarationError(
             f"{place.label} names no source; only inside a rollup is there one already", code="source-unknown"
         )
     entry = graph.resolve(source, place.label)
-    condition = paired_filter(entry.codec, condition)
+    condition = parse_condition(entry.codec, where or {})
     if by is None:
         raise DeclarationError(
             f"{place.label} needs by=, the field of {entry.model.__name__} that holds the id of "
@@ -74,7 +71,7 @@ def origin_of(
     return Origin(entry, ReferenceKey(path), condition, name)
 
 
-def _group_origin(place: Place, condition: Raw, *, refused: bool) -> Origin:
+def _group_origin(place: Place, where: Mapping[str, Any], *, refused: bool) -> Origin:
     """Return what a rollup says about the sources of a value inside it."""
     group: GroupRule = place.entry.group
     if refused:
@@ -83,9 +80,9 @@ def _group_origin(place: Place, condition: Raw, *, refused: bool) -> Origin:
             "leave out the source, by= and to=",
             code="rollup-source",
         )
-    conditions = [each for each in (group.condition, paired_filter(group.source.codec, condition)) if each]
-    where = {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0]
-    return Origin(group.source, group.key, where)
+    conditions = [each for each in (group.condition, parse_condition(group.source.codec, where)) if each]
+    condition = {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0]
+    return Origin(group.source, group.key, condition)
 
 
 def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
@@ -104,8 +101,12 @@ def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | N
 
 def target_field(place: Place) -> TargetField:
     """Return the declaring field, as an aggregate sees it."""
-    codec, path = place.entry.codec, place.stored
-    return TargetField(place.label, path, place.field.shape.python, lambda value: takes(codec, path, value))
+    entry, path = place.entry, place.stored
+
+    def takes(value: Any) -> bool:
+        return entry.field_paths[path].type.accepts(value)
+
+    return TargetField(place.label, path, place.field.shape.python, takes)
 
 
 class GatherRule(Rule):

@@ -8,18 +8,28 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from bson import Int64
 from bson.decimal128 import Decimal128
 
 from treadle.model.bson_types import from_bson
 from treadle.plan import Raw
-from treadle.query.comparison import DECIMALS, exact_sum
-from treadle.query.update_values import DECIMAL_SAFE
+from treadle.query.comparison import DECIMALS
+from treadle.query.updates import DECIMAL_SAFE
 
 INT64 = 2**63
 # Integers up to here are exact as a double.
 DOUBLE_EXACT_MAX = 2**53
 # Sums of numbers with at most so many digits before and after the point are never rounded.
 DIGITS_SAFE = 12
+# The same, where nothing may be rounded. A number with all 34 digits may have been rounded before.
+_EXACT = decimal.Context(
+    prec=33,
+    Emin=-6143,
+    Emax=6144,
+    clamp=1,
+    traps=[decimal.Rounded, decimal.Clamped, decimal.InvalidOperation],
+)
+_INTEGERS = frozenset({int, Int64})
 _WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
 # Converting this text fails, but only where it is evaluated.
 _FAIL: Raw = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
@@ -183,3 +193,59 @@ class NumberField:
             return {}
         odd = [self._typed(each) for each in ("NaN", "Infinity", "-Infinity")]
         return {"$not": [{"$in": ["$$n", odd]}]}
+
+
+# -- sums, as on the server ---------------------------------------------------------------------------
+
+
+def exact_sum(numbers: Sequence[Any]) -> Any:
+    """Return the sum of integers, or of decimals and integers, as `$sum` gives it in any order.
+
+    None where it may differ: where something is rounded, and where there is another kind of number. One of
+    the numbers may be what `$sum` gave for others.
+    """
+    kinds = {type(number) for number in numbers}
+    if kinds <= _INTEGERS:
+        return _exact_integer(numbers, long=Int64 in kinds)
+    if not kinds <= _INTEGERS | {Decimal128}:
+        return None
+    exact = bound = decimal.Decimal(0)
+    try:
+        for number in numbers:
+            value = decimal.Decimal(from_bson(number))
+            exact = _EXACT.add(exact, value)
+            # The server adds integers last, so the partial sums are others.
+            bound = _EXACT.add(bound, value.copy_abs())
+    except decimal.DecimalException:
+        return None
+    return Decimal128(exact) if exact.is_finite() else None
+
+
+def _exact_integer(numbers: Sequence[Any], *, long: bool) -> int | None:
+    """Return the sum of integers; of 64 bits if one of them is, or if it needs them."""
+    whole: int = sum(numbers)
+    if not -(2**63) <= whole < 2**63:
+        return None
+    if not long:
+        return whole
+    # A sum of short integers that was large for a moment is stored as long, though it no longer needs to be.
+    surely = _needs_long(whole) or any(
+        type(number) is Int64 and not _needs_long(number) for number in numbers
+    )
+    return Int64(whole) if surely else None
+
+
+def _needs_long(number: int) -> bool:
+    return not -(2**31) <= number < 2**31
+
+
+def total(one: Any, other: Any) -> Any:
+    """Return the sum of two sums, as `$sum` gives it."""
+    if not (isinstance(one, Decimal128) or isinstance(other, Decimal128)):
+        whole = one + other
+        return whole if isinstance(whole, float) or -(2**63) <= whole < 2**63 else float(whole)
+    parts = [
+        each.to_decimal() if isinstance(each, Decimal128) else decimal.Decimal(repr(each))
+        for each in (one, other)
+    ]
+    return Decimal128(DECIMALS.add(*parts))

@@ -41,7 +41,6 @@ class StoreCodec(Codec[M]):
         # The paths that rules depend on; they must be the same in the version that is written.
         self.kept: list[str] = []
         self._load: Load = codec.load
-        self.targets = {}
 
     def dispatch(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +12,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 
 from treadle.errors import DataError, UsageError
-from treadle.model.bson_types import RESERVED
 from treadle.model.shape import Shape
 
 M = TypeVar("M", bound=BaseModel)
@@ -58,10 +56,6 @@ class Codec(Generic[M]):
         self.by_stored: dict[str, StoredField] = {}
         # The maps that are stored as pairs, by stored path.
         self.pairs: dict[str, Shape] = {}
-        # What updates may write, by stored path (`query/update_values.py`).
-        self.spots: dict[str, Any] = {}
-        # What stored paths lead to (`query/names.py`).
-        self.targets: dict[str, Any] = {}
         self.bounded_depth = True
         self.ready = False
         self._dump: Dump = _not_compiled
@@ -90,11 +84,6 @@ class Codec(Generic[M]):
             f"({type(error).__name__}: {error}); build it through its constructor",
             code="model-inconsistent",
         )
-
-    @cached_property
-    def plain_names(self) -> frozenset[str]:
-        """The stored names of fields that are as good as any: not Treadle's, no operator."""
-        return frozenset(name for name in self.by_stored if name.isidentifier() and name != RESERVED)
 
     def load(self, raw: dict[str, Any]) -> M:
         """The validated model of a stored document; takes the document over."""

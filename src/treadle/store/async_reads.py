@@ -14,7 +14,7 @@ from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
 from treadle.model.document import Document
 from treadle.plan import Failed, Raw
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.async_moment import read_both
 from treadle.store.async_results import AsyncResults, read_pages

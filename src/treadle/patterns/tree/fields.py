@@ -20,8 +20,8 @@ from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
+from treadle.query.filters import Sort, sort_keys
 from treadle.query.paths import Path, getter, model_of, overlap, resolve
-from treadle.query.safety import Sort, sort_keys
 
 # Nodes that are checked at a time.
 TREE_CHECK_MAX = 10_000
@@ -169,7 +169,7 @@ class Tree:
                 "leave it out, or use AncestorArray or ParentReference",
                 code="tree-declaration",
             )
-        sort_keys(sort, self.entry.codec)
+        sort_keys(sort, self.entry.field_paths)
         self.sort = sort
 
     def add(self, rule: TreeRule) -> None:

@@ -17,8 +17,8 @@ from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.patterns.tree.reads import TREE_BATCH
 from treadle.patterns.tree.segments import path_above
 from treadle.plan import Plan, Raw, Read, by_id, find, find_one
+from treadle.query.filters import Sort, sort_keys
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort, sort_keys
 
 # Nodes that nested() gives at once.
 TREE_NESTED_MAX = 100_000
@@ -146,7 +146,7 @@ def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tu
 
 def _rows(tree: Tree, condition: Raw, sort: Sort | None) -> Plan[list[Raw]]:
     projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)
-    options = {"sort": sort_keys(sort or tree.sort, tree.entry.codec), "allow_disk_use": True}
+    options = {"sort": sort_keys(sort or tree.sort, tree.entry.field_paths), "allow_disk_use": True}
     chosen = tree.living(condition)
     rows: list[Raw] = yield Read(tree.collection, "find", (chosen, projection), options)
     return rows

@@ -15,7 +15,7 @@ from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
 from treadle.model.document import Document
 from treadle.plan import Failed, Raw
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.blocking.moment import read_both
 from treadle.store.blocking.results import Results, read_pages

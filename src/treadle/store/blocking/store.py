@@ -24,7 +24,7 @@ from treadle.graph.outcomes import Action, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
