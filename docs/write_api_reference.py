@@ -56,7 +56,7 @@ def _group(name: str, value: Any) -> str:
         return "Operations of a bulk"
     if home.startswith("patterns."):
         return "Patterns"
-    if home.startswith("model.") or home in ("graph.lifecycle", "query.names"):
+    if home.startswith("model.") or home in ("graph.lifecycle", "query.field_paths"):
         return "Documents and fields"
     return "Results"
 

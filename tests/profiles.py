@@ -87,7 +87,6 @@ MONGODB = Capabilities(
     snapshots=True,
     time_series=True,
     validators=True,
-    kill_sessions=True,
 )
 HOSTED = {
     # Its change streams are of the whole cluster, and their events have no cluster time.
@@ -98,7 +97,6 @@ HOSTED = {
         streams=False,
         pre_images=False,
         time_series=False,
-        kill_sessions=False,
     ),
     # 8.0.2 and newer: earlier versions have no retryable writes.
     "aws-documentdb": replace(

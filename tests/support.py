@@ -191,14 +191,19 @@ def until(what: str, done: Any) -> Any:
 
 
 @contextlib.contextmanager
-def long_transactions(client: Any) -> Generator[None]:
-    """Transactions that begin now are kept by the server for longer than any test waits."""
+def transaction_lifetime(client: Any, seconds: int) -> Generator[None]:
+    """Let the server keep transactions that begin now for this long."""
     before = client.admin.command("getParameter", **{LIFETIME: 1})[LIFETIME]
-    client.admin.command("setParameter", **{LIFETIME: 600})
+    client.admin.command("setParameter", **{LIFETIME: seconds})
     try:
         yield
     finally:
         client.admin.command("setParameter", **{LIFETIME: before})
+
+
+def long_transactions(client: Any) -> contextlib.AbstractContextManager[None]:
+    """Let the server keep transactions that begin now for longer than any test waits."""
+    return transaction_lifetime(client, 600)
 
 
 _SHARED: dict[str, LocalServer] = {}

@@ -39,8 +39,7 @@ from treadle.patterns.archive.rule import Archive
 from treadle.patterns.attributes import Attributes
 from treadle.patterns.bucket.rule import Bucket
 from treadle.patterns.bucket.time_series import TimeSeries
-from treadle.patterns.computed.aggregates import Average, Count, Formula, Max, Min, Sum
-from treadle.patterns.computed.collect import Collect
+from treadle.patterns.computed import Average, Collect, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.history.rule import History
 from treadle.patterns.links import Links

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import pytest
 
 from tests.outside import Page, Slug
 from tests.support import race
-from treadle import (
-    Count,
-    Document,
-    Store,
-    UsageError,
-)
-from treadle.graph.pattern import Pattern, Place, Rule
+from treadle import Archive, Count, Document, Store, UsageError, migration
+from treadle.graph.aggregate import RECOMPUTE, Accumulator, Aggregate, Operand, State, TargetField, Values
+from treadle.graph.gather import GatherRule, origin_of, target_field
+from treadle.graph.pattern import Models, Pattern, Place, Rule
 from treadle.plan import is_inside, update_many
 
 
@@ -243,3 +245,120 @@ def test_rebuild_asks_a_rule_that_only_mends(run, database):
     database.odd.insert_many([{}, {}])
     assert 2 == store.rebuild()
     assert [1] == database.odd.distinct("mended")
+
+
+# -- an aggregate of one's own ----------------------------------------------------------------------
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+class Deviation(Aggregate):
+    """The standard deviation of integers, by their number, sum and sum of squares."""
+
+    def __init__(self, field: TargetField, path: str) -> None:
+        super().__init__(field, Operand(f"${path}", lambda source: source[path], frozenset({path}), path))
+
+    def empty(self) -> State:
+        return {"n": 0, "sum": 0, "squares": 0}
+
+    def accumulators(self) -> Mapping[str, Accumulator]:
+        value = self.expression()
+        terms = {"n": 1, "sum": value, "squares": {"$multiply": [value, value]}}
+        return {
+            name: Accumulator({"$sum": term}, lambda one, other: one + other) for name, term in terms.items()
+        }
+
+    def finish(self, state: State) -> Values:
+        if not state["n"]:
+            return {self.path: None}
+        mean = state["sum"] / state["n"]
+        return {self.path: math.sqrt(max(0.0, state["squares"] / state["n"] - mean * mean))}
+
+    def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> Any:
+        return RECOMPUTE
+
+
+@dataclass(frozen=True)
+class StandardDeviation(Pattern):
+    pattern = "deviation"
+
+    source: Any
+    field: str
+    by: str
+    maintain: Any = "write"
+    every: Any = None
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        origin = origin_of(place, graph, self.source, self.by, None)
+        return GatherRule(place, origin, Deviation(target_field(place), self.field), self)
+
+
+def models(maintain: str) -> tuple[type[Document], type[Document]]:
+    how = {"maintain": maintain, **({"every": timedelta(hours=1)} if maintain == "schedule" else {})}
+
+    class Sample(
+        Document,
+        collection="samples",
+        version=2,
+        soft_delete="gone",
+        archive=Archive(by="at", after=timedelta(days=30), into="samples_archive"),
+    ):
+        id: int
+        sensor: str
+        size: int
+        at: datetime
+        gone: datetime | None = None
+
+    @migration(Sample, from_version=1)
+    def renamed(document: dict[str, Any]) -> dict[str, Any]:
+        document["size"] = document.pop("width")
+        return document
+
+    class Sensor(Document, collection="sensors"):
+        id: str
+        spread: Annotated[float | None, StandardDeviation(Sample, "size", by="sensor", **how)] = None
+
+    return Sample, Sensor
+
+
+@pytest.mark.parametrize("maintain", ["write", "stream", "schedule"])
+def test_an_aggregate_of_ones_own_counts_archived_and_outdated_sources(run, database, maintain):
+    Sample, Sensor = models(maintain)
+    store = run.store([Sample, Sensor])
+    store.setup()
+    now = [START]
+
+    def check(*sizes: int) -> None:
+        if maintain == "stream":
+            store.worker().run_until_idle()
+        if maintain == "schedule":
+            now[0] += timedelta(days=1)
+            store.run_due(now=now[0])
+        expected = statistics.pstdev(sizes) if sizes else None
+        stored = store.get(Sensor, "s").spread
+        assert stored is expected is None or math.isclose(expected, stored, abs_tol=1e-9)
+        assert [] == store.verify(Sensor)
+
+    store.insert(Sensor(id="s"))
+    check()
+    old, new = START - timedelta(days=90), START
+    sizes = {1: old, 4: old, 9: new, 16: new}
+    for number, (size, at) in enumerate(sizes.items()):
+        store.insert(Sample(id=number, sensor="s", size=size, at=at))
+    check(1, 4, 9, 16)
+    store.archive(Sample, now=START)
+    assert 2 == database["samples_archive"].count_documents({})
+    for collection, key in (("samples", 2), ("samples_archive", 0)):
+        row = database[collection].find_one({"_id": key})
+        outdated = {**row, "width": row.pop("size"), "schema_version": 1}
+        database[collection].replace_one(
+            {"_id": key}, {name: outdated[name] for name in outdated if name != "size"}
+        )
+    store.rebuild(Sensor)
+    check(1, 4, 9, 16)
+    store.update(Sample, 3, {"$set": {"size": 25}})
+    check(1, 4, 9, 25)
+    store.delete(Sample, 3)
+    check(1, 4, 9)
+    store.restore(Sample, 3)
+    check(1, 4, 9, 25)

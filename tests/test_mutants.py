@@ -30,14 +30,22 @@ from treadle.engine import contention, fill, lease, named, pipelines, react, wri
 from treadle.engine import ledger as ledgers
 from treadle.engine.lease import LeaseLost
 from treadle.errors import TreadleError
+from treadle.graph.aggregate import (
+    RECOMPUTE,
+    BlindUpdate,
+    Extreme,
+    FirstDocuments,
+    NumberAverage,
+    NumberSum,
+    SourceCount,
+)
+from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
 from treadle.patterns import links
 from treadle.patterns.archive import moves
-from treadle.patterns.computed.aggregates import AverageRule, CountRule, ExtremeRule, SumRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.history import rows as history_rows
 from treadle.patterns.history.rule import WrittenHistory
-from treadle.patterns.subset import SubsetRule
 from treadle.plan import (
     delete_many,
     find,
@@ -49,7 +57,8 @@ from treadle.plan import (
     update_many,
     update_one,
 )
-from treadle.query import pairs, safety
+from treadle.query import attributes
+from treadle.query.filters import FilterParser
 from treadle.upkeep import apply, events, position, rebuild, stream
 from treadle.upkeep.stream import Follower
 
@@ -72,37 +81,39 @@ def copies_are_found_by_their_old_value(patch: Patch) -> None:
 
 
 def an_average_of_averages(patch: Patch) -> None:
-    def apply(self: Any, difference: Any) -> Any:
-        value = difference[0][0] if difference[0] else 0
+    def blind(self: Any, removed: Any, added: Any) -> Any:
+        value = added[0] if added else 0
         mean = {"$divide": [{"$add": [f"${self.path}", value]}, 2]}
-        return {self.path: {"$cond": [{"$eq": [f"${self.path}", None]}, value, mean]}}, {}
+        return BlindUpdate({self.path: {"$cond": [{"$eq": [f"${self.path}", None]}, value, mean]}})
 
-    patch.setattr(AverageRule, "apply", apply)
+    patch.setattr(NumberAverage, "blind", blind)
 
 
 def an_average_without_its_parts(patch: Patch) -> None:
     """The literature's (average * count + value) / (count + 1), of fields that may be missing."""
 
-    def apply(self: Any, difference: Any) -> Any:
-        value = difference[0][0] if difference[0] else 0
-        count = f"${self.state}.count"
+    def blind(self: Any, removed: Any, added: Any) -> Any:
+        value = (added[0] if added else 0) - (removed[0] if removed else 0)
+        count = f"${self.state_path}.count"
         mean = {
             "$divide": [
                 {"$add": [{"$multiply": [f"${self.path}", count]}, value]},
                 {"$add": [count, 1]},
             ]
         }
-        return {self.path: mean}, {f"{self.state}.count": {"$add": [count, difference[1]]}}
+        counted = {"$add": [count, len(added) - len(removed)]}
+        return BlindUpdate({self.path: mean}, {f"{self.state_path}.count": counted})
 
-    patch.setattr(AverageRule, "apply", apply)
+    patch.setattr(NumberAverage, "blind", blind)
 
 
 def cards_are_pushed_without_sorting(patch: Patch) -> None:
-    def apply(self: Any, difference: Any) -> Any:
-        merged = {"$concatArrays": [{"$ifNull": [f"${self.path}", []]}, {"$literal": difference}]}
-        return {self.path: {"$slice": [merged, -self.size]}}, {}
+    def blind(self: Any, removed: Any, added: Any) -> Any:
+        cards = {"$literal": [entry["card"] for entry in added]}
+        merged = {"$concatArrays": [{"$ifNull": [f"${self.path}", []]}, cards]}
+        return RECOMPUTE if removed else BlindUpdate({self.path: {"$slice": [merged, -self.size]}})
 
-    patch.setattr(SubsetRule, "apply", apply)
+    patch.setattr(FirstDocuments, "blind", blind)
 
 
 def without_literals(value: Any) -> Any:
@@ -118,24 +129,28 @@ def copied_text_is_code(patch: Patch) -> None:
     patch.setattr(ReferenceRule, "_plain_update", lambda *given: without_literals(real(*given)))
 
 
+def without_literals_in(patch: Patch, aggregate: Any) -> None:
+    real = aggregate.blind
+
+    def blind(self: Any, removed: Any, added: Any) -> Any:
+        update = real(self, removed, added)
+        return update if update is RECOMPUTE else BlindUpdate(*map(without_literals, update))
+
+    patch.setattr(aggregate, "blind", blind)
+
+
 def embedded_text_is_code(patch: Patch) -> None:
-    real = SubsetRule.apply
-    patch.setattr(SubsetRule, "apply", lambda *given: tuple(map(without_literals, real(*given))))
+    without_literals_in(patch, FirstDocuments)
 
 
 def compared_text_is_code(patch: Patch) -> None:
-    real = ExtremeRule.apply
-    patch.setattr(ExtremeRule, "apply", lambda *given: tuple(map(without_literals, real(*given))))
+    without_literals_in(patch, Extreme)
 
 
 def what_leaves_is_not_subtracted(patch: Patch) -> None:
-    for kind in (CountRule, SumRule):
-        real = kind.difference
-        patch.setattr(
-            kind,
-            "difference",
-            lambda self, removed, added, real=real: real(self, [], added),
-        )
+    for kind in (SourceCount, NumberSum):
+        real = kind.blind
+        patch.setattr(kind, "blind", lambda self, removed, added, real=real: real(self, [], added))
 
 
 def the_worker_adds_what_is_inserted(patch: Patch) -> None:
@@ -191,20 +206,20 @@ def archived_documents_are_not_counted(patch: Patch) -> None:
 
 
 def two_attributes_in_one_element(patch: Patch) -> None:
-    original = pairs.paired_filter
+    original = FilterParser._conditions
 
-    def merged(codec: Any, filter: Any) -> Any:
-        translated = original(codec, filter)
+    def merged(self: Any, *arguments: Any) -> Any:
+        translated = original(self, *arguments)
         together: dict[str, Any] = {}
         for each in translated.get("$and", []):
             together |= each.get("specs", {}).get("$elemMatch", {})
         return {"specs": {"$elemMatch": together}} if len(together) > 2 or "v" in together else translated
 
-    patch.setattr(safety, "paired_filter", merged)
+    patch.setattr(FilterParser, "_conditions", merged)
 
 
 def a_removed_attribute_leaves_its_name(patch: Patch) -> None:
-    original = pairs._pair
+    original = attributes._pair_stage
 
     def pair(operator: str, path: str, name: str, value: Any) -> Any:
         if operator != "$unset":
@@ -214,7 +229,7 @@ def a_removed_attribute_leaves_its_name(patch: Patch) -> None:
             "$set": {path: {"$map": {"input": f"${path}", "in": {"$cond": [is_it, {"k": name}, "$$this"]}}}}
         }
 
-    patch.setattr(pairs, "_pair", pair)
+    patch.setattr(attributes, "_pair_stage", pair)
 
 
 def links_are_written_at_one_end(patch: Patch) -> None:
@@ -341,9 +356,10 @@ def story_of_a_retried_insert(database: Any) -> None:
     store = start(database, Review, Product)
     product = store.insert(Product())
     review = store.insert(Review(product_id=product.id, rating=5, text="once"))
-    rule = next(each for each in store.graph.entry(Product).having(SubsetRule))
-    sets, _ = rule.apply([{"_id": review.id, "rating": 5, "text": "once"}])
-    database.products.update_one({"_id": product.id}, [{"$set": sets}])
+    (aggregate,) = (each.aggregate for each in store.graph.entry(Product).having(GatherRule))
+    stored = {"_id": review.id, "rating": 5, "text": "once"}
+    update = aggregate.blind([], [aggregate.contribution(stored)])
+    database.products.update_one({"_id": product.id}, [{"$set": update.values}])
     assert ["once"] == [each.text for each in store.get(Product, product.id).top]
 
 
@@ -387,12 +403,13 @@ def story_of_a_target_and_its_source(database: Any) -> None:
 
 
 def cards_are_pushed_without_a_guard(patch: Patch) -> None:
-    def apply(self: Any, difference: Any) -> Any:
-        merged = {"$concatArrays": [{"$ifNull": [f"${self.path}", []]}, {"$literal": difference}]}
-        ordered = {"$sortArray": {"input": merged, "sortBy": self.embedded_sort}}
-        return {self.path: {"$slice": [ordered, self.size]}}, {}
+    def blind(self: Any, removed: Any, added: Any) -> Any:
+        cards = {"$literal": [entry["card"] for entry in added]}
+        merged = {"$concatArrays": [{"$ifNull": [f"${self.path}", []]}, cards]}
+        ordered = {"$sortArray": {"input": merged, "sortBy": self._embedded_sort}}
+        return BlindUpdate({self.path: {"$slice": [ordered, self.size]}})
 
-    patch.setattr(SubsetRule, "apply", apply)
+    patch.setattr(FirstDocuments, "blind", blind)
 
 
 def a_recomputation_writes_nothing(patch: Patch) -> None:

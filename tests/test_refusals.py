@@ -930,7 +930,6 @@ def test_a_declaration_that_the_server_cannot_keep_is_refused_by_name(code, plac
 # Codes of errors that are not raised for a declaration alone, with the test that meets them.
 ELSEWHERE = {
     "upsert-incomplete": "patterns/approximation/test_declarations.py",
-    "archive-counted": "only a user's own aggregate can meet it",
     "layout-twice": "only a user's own layout can meet it",
 }
 

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from treadle.patterns.attributes import Attributes
     from treadle.patterns.bucket.rule import Bucket
     from treadle.patterns.bucket.time_series import TimeSeries
-    from treadle.patterns.computed.aggregates import Average, Count, Formula, Max, Min, Sum
-    from treadle.patterns.computed.collect import Collect
+    from treadle.patterns.computed import Average, Collect, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
     from treadle.patterns.history.rule import History
     from treadle.patterns.links import Links
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from treadle.patterns.tree.materialized_path import MaterializedPath
     from treadle.patterns.tree.parent_reference import ParentReference
     from treadle.plan.server_errors import DuplicateKey
-    from treadle.query.names import Unchecked
+    from treadle.query.field_paths import Unchecked
     from treadle.store.async_store import AsyncStore
     from treadle.store.blocking.store import Store
     from treadle.store.deadline import TimedOut
@@ -166,14 +165,14 @@ _HOMES = {
     "Archive": "patterns.archive.rule",
     "AsyncStore": "store.async_store",
     "Attributes": "patterns.attributes",
-    "Average": "patterns.computed.aggregates",
+    "Average": "patterns.computed",
     "Bucket": "patterns.bucket.rule",
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
     "ChildReferences": "patterns.tree.child_references",
-    "Collect": "patterns.computed.collect",
+    "Collect": "patterns.computed",
     "Conflict": "errors",
-    "Count": "patterns.computed.aggregates",
+    "Count": "patterns.computed",
     "CreatedAt": "graph.lifecycle",
     "DataError": "errors",
     "Day": "patterns.rollup",
@@ -186,7 +185,7 @@ _HOMES = {
     "Failure": "errors",
     "FieldSummary": "graph.outcomes",
     "Finding": "graph.outcomes",
-    "Formula": "patterns.computed.aggregates",
+    "Formula": "patterns.computed",
     "History": "patterns.history.rule",
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
@@ -197,11 +196,11 @@ _HOMES = {
     "Limits": "graph.limits",
     "Links": "patterns.links",
     "MaterializedPath": "patterns.tree.materialized_path",
-    "Max": "patterns.computed.aggregates",
+    "Max": "patterns.computed",
     "Measured": "model.pairs",
     "Migrated": "upkeep.migrations.run",
     "Migration": "patterns.schema_versioning",
-    "Min": "patterns.computed.aggregates",
+    "Min": "patterns.computed",
     "Minute": "patterns.rollup",
     "Month": "patterns.rollup",
     "NotFound": "errors",
@@ -222,13 +221,13 @@ _HOMES = {
     "State": "graph.outcomes",
     "Store": "store.blocking.store",
     "Subset": "patterns.subset",
-    "Sum": "patterns.computed.aggregates",
+    "Sum": "patterns.computed",
     "Summary": "graph.outcomes",
     "TimeSeries": "patterns.bucket.time_series",
     "TimedOut": "store.deadline",
     "Total": "patterns.rollup",
     "TreadleError": "errors",
-    "Unchecked": "query.names",
+    "Unchecked": "query.field_paths",
     "Update": "graph.operations",
     "UpdateMany": "graph.operations",
     "UpdatedAt": "graph.lifecycle",

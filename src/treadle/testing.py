@@ -31,8 +31,7 @@ from treadle.store.blocking.store import Store
 @pytest.fixture(scope="session")
 def server() -> Generator[LocalServer]:
     """A real mongod for this test run, removed afterwards."""
-    parameters = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 30}
-    with start(parameters=parameters) as running:
+    with start(parameters={"enableTestCommands": 1}) as running:
         yield running
 
 

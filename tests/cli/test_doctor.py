@@ -54,7 +54,7 @@ def test_a_replica_set_has_everything(server: Any) -> None:
     assert list(CHECKS) == list(found)
     assert {"ok"} == {check.status for check in found.values()}
     assert {"kind": "replica_set", "name": "treadle", "members": 1} == found["topology"].details
-    assert {"seconds": 30} == found["transaction_lifetime"].details
+    assert {"seconds": 60} == found["transaction_lifetime"].details
     assert {"w": "majority", "source": "implicit"} == found["write_concern"].details
 
 

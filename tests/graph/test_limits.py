@@ -37,11 +37,11 @@ def test_a_bound_is_a_whole_number_above_0(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, True, None, "1"])
 def test_a_wait_is_a_number_above_0(value: Any) -> None:
-    with pytest.raises(UsageError, match="retry_seconds"):
-        Limits(retry_seconds=value)
+    with pytest.raises(UsageError, match="worker_lease_seconds"):
+        Limits(worker_lease_seconds=value)
     assert (1, 0.5) == (
-        Limits(retry_seconds=1).retry_seconds,
-        Limits(retry_seconds=0.5).retry_seconds,
+        Limits(worker_lease_seconds=1).worker_lease_seconds,
+        Limits(worker_lease_seconds=0.5).worker_lease_seconds,
     )
 
 

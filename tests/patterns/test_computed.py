@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from decimal import Decimal
 from typing import Annotated
 
@@ -234,6 +235,35 @@ def test_one_update_per_target_and_one_plain_command_where_nothing_is_fed(heard)
     store.update(Product, products[0].id, {"$set": {"name": "renamed"}})
     assert ["findAndModify"] == listener.names
     assert "startTransaction" not in listener.commands[0][1]
+
+
+class Weight(Document, collection="weights"):
+    id: int
+    box_id: int
+    kilos: float
+
+
+class Box(Document, collection="boxes"):
+    id: int
+    kilos: Annotated[float, Sum(Weight, "kilos", by="box_id")] = 0.0
+    mean: Annotated[float | None, Average(Weight, "kilos", by="box_id")] = None
+
+
+def test_a_float_that_changes_costs_a_read_of_the_target_and_none_of_its_sources(heard):
+    """Only a sum that falls below a power of two is computed from scratch."""
+    database, listener = heard
+    store = Store(database, [Weight, Box])
+    store.insert(Box(id=1))
+    store.insert_many([Weight(id=number, box_id=1, kilos=0.1) for number in range(50)])
+    listener.clear()
+    store.update(Weight, 0, {"$set": {"kilos": 0.7}})
+    assert ["find", "findAndModify", "find", "update", "commitTransaction"] == listener.names
+    assert math.isclose(49 * 0.1 + 0.7, store.get(Box, 1).kilos, rel_tol=1e-12)
+    listener.clear()
+    store.delete_many(Weight, {"_id": {"$gt": 5}})
+    assert 1 == listener.names.count("aggregate")
+    assert math.isclose(1.2, store.get(Box, 1).kilos, rel_tol=1e-12)
+    assert [] == store.verify()
 
 
 def test_a_fresh_target_costs_one_plain_command(heard):

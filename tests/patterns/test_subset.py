@@ -9,7 +9,6 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
-from tests.support import lacking
 from treadle import Document, Id, Store, Subset
 
 
@@ -122,17 +121,6 @@ def test_insert_ignores_and_replace_keeps_the_subset(store):
     store.insert(Review(product_id=product.id, text="real"))
     stale = product.model_copy(update={"name": "renamed"})
     assert ["real"] == [card.text for card in store.replace(stale).recent]
-
-
-def test_servers_that_cannot_sort_arrays_refill_instead(run):
-    """Nor look up with a pipeline; the result is the same."""
-    store = lacking(run.store([Review, Product]), array_sorts=False, lookup_pipelines=False)
-    one, two = store.insert_many([Product(), Product()])
-    store.insert_many(
-        [Review(product_id=each.id, text=str(n), date=day(n)) for n in range(5) for each in (one, two)]
-    )
-    assert (["4", "3", "2"], ["4", "3", "2"]) == (texts(store, one), texts(store, two))
-    assert [] == store.verify()
 
 
 def test_setup_makes_the_index_that_the_refill_uses(run, database):

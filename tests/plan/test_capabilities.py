@@ -9,7 +9,7 @@ from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from tests.support import shared_standalone
+from tests.support import shared_standalone, transaction_lifetime
 from treadle import (
     Count,
     Document,
@@ -17,7 +17,7 @@ from treadle import (
     Store,
     UsageError,
 )
-from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, described_by, read_capabilities
+from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, describe, read_capabilities
 
 
 class Review(Document, collection="reviews"):
@@ -42,7 +42,7 @@ HELLO = {"maxWireVersion": 17, "setName": "rs0", "logicalSessionTimeoutMinutes":
     ],
 )
 def test_a_server_says_what_kind_it_is(hello, standalone, sharded):
-    found = described_by(hello)
+    found = describe(hello)
     assert (standalone, sharded) == (found.standalone, found.sharded)
 
 
@@ -50,7 +50,7 @@ def test_a_replica_set_has_what_probes_find(run, database):
     found = run(read_capabilities())
     missing = {name for name in EVERYTHING if not getattr(found, name)}
     assert missing <= {"split_events"}
-    assert 30 == found.transaction_seconds
+    assert 60 == found.transaction_seconds
     assert [] == database.list_collection_names()
 
 
@@ -92,7 +92,7 @@ def test_an_older_server_is_refused_by_name():
 
 def test_want_of_rights_says_nothing_about_the_server():
     no_rights = OperationFailure("not authorized", 13)
-    names = ("update_one", "explain", "aggregate", "collMod", "find", "killSessions", "transact")
+    names = ("update_one", "explain", "aggregate", "collMod", "find", "transact")
     found = answered({"hello": HELLO, **dict.fromkeys(names, no_rights)})
     assert found.transactions
     assert found.retryable_writes
@@ -112,8 +112,8 @@ def test_nothing_is_concluded_from_an_error_that_passes():
 
 def test_a_refusal_says_that_it_is_missing():
     unknown = OperationFailure("no such command", 59)
-    found = answered({"hello": HELLO, **dict.fromkeys(("explain", "update_one", "killSessions"), unknown)})
-    assert not any((found.graph_lookups, found.merges, found.retryable_writes, found.kill_sessions))
+    found = answered({"hello": HELLO, **dict.fromkeys(("explain", "update_one"), unknown)})
+    assert not any((found.graph_lookups, found.merges, found.retryable_writes))
 
 
 def test_a_server_without_retryable_writes_is_refused(database):
@@ -135,3 +135,24 @@ def test_a_store_asks_once_and_again_after_a_failover(database):
     assert known is not store._known
     assert known == store._known
     assert 3 == store.count(Product)
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "seconds"), [(None, 100), (60, 100), (30, 55), (1, 11.5), (120, 190), (600, 670)]
+)
+def test_locks_of_a_killed_client_last_for_the_lifetime_half_of_it_and_a_margin(lifetime, seconds):
+    """The server looks for expired transactions every half of the lifetime, and at least every minute."""
+    assert seconds == Capabilities(transaction_seconds=lifetime).lock_seconds
+
+
+def test_every_store_knows_the_lifetime_of_transactions(database):
+    with transaction_lifetime(database.client, 20):
+        store = Store(database, [Review])
+        store.with_transaction(lambda session: None)
+    assert 40 == store.runner.lock_seconds
+
+
+def test_a_server_that_does_not_say_its_lifetime_has_the_default():
+    for code in (13, 59):
+        found = answered({"hello": HELLO, "getParameter": OperationFailure("no", code)})
+        assert (None, 100) == (found.transaction_seconds, found.lock_seconds)

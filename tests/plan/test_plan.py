@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from treadle.plan import (
     Call,
     Wait,
     aggregate,
+    by_id,
     delete_many,
     find,
     find_one,
@@ -274,3 +276,9 @@ def test_an_unknown_command_is_refused(run):
 
     with pytest.raises(TypeError, match="not a command"):
         run(odd())
+
+
+@pytest.mark.parametrize("identity", [{"$gt": ""}, {"a": 1}, None, re.compile("a"), [1]])
+def test_the_id_of_a_caller_never_becomes_an_operator(identity):
+    assert {"_id": {"$eq": identity}} == by_id(identity)
+    assert {"_id": "$gt"} == by_id("$gt")

@@ -6,6 +6,7 @@ import decimal
 
 import pytest
 from bson.errors import InvalidBSON
+from pydantic import TypeAdapter, ValidationError
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import (
     AutoReconnect,
@@ -22,18 +23,16 @@ from treadle.errors import DataError
 from treadle.plan import create
 from treadle.plan.server_errors import (
     DUPLICATE_KEY,
-    DuplicateKey,
     codes_of,
-    copied,
     exists_already,
     is_about_one_document,
+    is_bug,
     is_duplicate,
     is_increment_overflow,
     is_outcome_unknown,
     is_transient,
     message_of,
     refusals,
-    refuses_transactions,
     surely_not_committed,
     translate,
 )
@@ -160,7 +159,6 @@ def test_what_every_document_would_fail_of_is_about_none(error):
         DocumentTooLarge("x"),
         DataError("x", code="document-invalid"),
         decimal.InvalidOperation(),
-        AttributeError("'list' object has no attribute 'get'"),
         OverflowError(),
         RecursionError(),
     ],
@@ -168,6 +166,21 @@ def test_what_every_document_would_fail_of_is_about_none(error):
 )
 def test_whatever_does_not_pass_is_about_a_document(error):
     assert is_about_one_document(error)
+    assert not is_bug(error)
+
+
+@pytest.mark.parametrize(
+    "kind", [TypeError, KeyError, AttributeError, LookupError, ValueError, AssertionError]
+)
+def test_what_only_a_bug_raises_is_not_about_a_document(kind):
+    assert not is_about_one_document(kind("x"))
+    assert is_bug(kind("x"))
+
+
+def test_what_pydantic_refuses_is_about_a_document():
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(int).validate_python("many")
+    assert is_about_one_document(caught.value)
 
 
 def test_labels_say_what_may_be_tried_again():
@@ -178,34 +191,3 @@ def test_labels_say_what_may_be_tried_again():
     assert not surely_not_committed(WriteConcernError("x"))
     assert not surely_not_committed(KeyboardInterrupt())
     assert surely_not_committed(OperationFailure("x", 112))
-
-
-def test_a_standalone_server_is_told_from_other_illegal_operations():
-    words = "Transaction numbers are only allowed on a replica set member or mongos"
-    assert refuses_transactions(OperationFailure(words, 20))
-    assert not refuses_transactions(OperationFailure("another reason", 20))
-    assert not refuses_transactions(OperationFailure(words, 2))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        AutoReconnect("gone", ["one"]),
-        BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}]}),
-        DuplicateKey("Product", {"errmsg": "E11000 … index: slot_1 dup key: …", "keyPattern": {"slot": 1}}),
-        OperationFailure("refused", 13, {"code": 13, "errorLabels": ["TransientTransactionError"]}),
-        ServerSelectionTimeoutError("nobody"),
-        passed("reading"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_copied_error_says_the_same_and_shares_nothing(error: Exception) -> None:
-    error.__cause__ = ValueError("why")
-    other = copied(error)
-    assert other is not error
-    assert (type(error), str(error), repr(error)) == (type(other), str(other), repr(other))
-    assert vars(error) == vars(other)
-    assert error.__cause__ is other.__cause__
-    assert is_transient(error) == is_transient(other)
-    other.add_note("mine")
-    assert not hasattr(error, "__notes__")

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.kit.tiers import IS_FULL
+from tests.query.models import CODEC_OPTIONS
 from treadle.query.windows import Window, is_timezone
 
 UTC = dt.UTC
@@ -49,8 +50,6 @@ def dates(client):
 
 
 def computed(dates, expression, *more):
-    from treadle.model.bson_types import CODEC_OPTIONS
-
     return list(
         dates.with_options(CODEC_OPTIONS).aggregate([{"$project": {"t": 1, "start": expression}}, *more])
     )

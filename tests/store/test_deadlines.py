@@ -16,7 +16,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 
-from tests.support import long_transactions
+from tests.support import long_transactions, transaction_lifetime
 from treadle import Approximate, AsyncStore, Count, Document, Limits, Store, TimedOut, UsageError
 from treadle.plan.capabilities import Capabilities
 from treadle.store import deadline, shell
@@ -219,11 +219,50 @@ def test_what_was_given_up_is_let_go_while_others_wait_for_it(database: Any, pro
     assert 1 == store.require(Product, 1).review_count
 
 
-def test_without_a_deadline_the_retries_are_bounded(database: Any, product: None) -> None:
-    store = Store(database, MODELS, limits=Limits(retry_seconds=0.3))
-    with product_locked(database), soon(), pytest.raises(PyMongoError):
-        store.insert(Review(id=1, product_id=1))
+@pytest.mark.parametrize("how", ["alone", "in a transaction"])
+def test_conflicts_that_do_not_end_are_an_error_of_treadle(
+    database: Any, product: None, constants: Any, how: str
+) -> None:
+    """After the server's lifetime of transactions, half of it and the margin; the lock here is held for longer."""
+    constants(lock_margin_seconds=0.1)
+    client, review = database.client, Review(id=1, product_id=1)
+    with long_transactions(client), product_locked(database), transaction_lifetime(client, 1), soon():
+        store, started = Store(database, MODELS), time.monotonic()
+        with pytest.raises(TimedOut, match="nothing of it was written") as caught:
+            if how == "alone":
+                store.insert(review)
+            else:
+                store.with_transaction(lambda session: store.insert(review, session=session))
+        assert time.monotonic() - started >= 1.6
+    assert "write-contended" == caught.value.code
+    assert 112 == getattr(caught.value.__cause__, "code", None), "a write conflict"
     assert 0 == stored_reviews(database)
+
+
+def test_a_conflict_at_the_deadline_is_an_error_of_treadle(database: Any, product: None) -> None:
+    store = Store(database, MODELS)
+    store.with_transaction(lambda session: None)
+    with product_locked(database), pymongo.timeout(0.5), pytest.raises(TimedOut) as caught:
+        store.insert(Review(id=1, product_id=1))
+    assert "deadline-passed" == caught.value.code
+
+
+def test_retries_last_until_the_deadline_whatever_the_server_does() -> None:
+    with pymongo.timeout(60):
+        assert not deadline.Retries(0).over()
+    with pymongo.timeout(0.01):
+        retries = deadline.Retries(60)
+        time.sleep(0.02)
+        assert retries.over()
+        assert "deadline-passed" == retries.timed_out().code
+
+
+def test_pauses_between_attempts_grow_and_stay_short() -> None:
+    retries = deadline.Retries(60)
+    pauses = [retries.pause(1.0) for _ in range(20)]
+    assert sorted(pauses) == pauses
+    assert (0.005, 0.05) == (pauses[0], pauses[-1])
+    assert 0.025 == retries.pause(0.5)
 
 
 def test_a_pause_of_a_plan_ends_with_the_deadline() -> None:

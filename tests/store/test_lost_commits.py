@@ -19,7 +19,7 @@ from pymongo.synchronous.client_session import ClientSession
 from tests.kit import faults
 from tests.kit.command_log import CommandLog
 from tests.support import long_transactions
-from treadle import AsyncStore, Document, Limits, Store
+from treadle import AsyncStore, Document, Store
 from treadle.plan.server_errors import OUTCOME_UNKNOWN
 
 
@@ -34,7 +34,7 @@ def edit(store: Store) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def store(database: Any) -> Store:
-    made = Store(database, [Note], limits=Limits(retry_seconds=5.0))
+    made = Store(database, [Note])
     made.insert(Note(id=1))
     return made
 

@@ -1,4 +1,7 @@
-"""page: keyset paging, each document once whatever the sort values are."""
+"""page: keyset pagination, each document once for any sort values.
+
+Covers: query/keyset.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from bson import ObjectId
+from bson import MaxKey, MinKey, ObjectId, Timestamp
+from bson.datetime_ms import DatetimeMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
@@ -54,6 +58,10 @@ values = st.one_of(
     st.sampled_from(["", "a", "B"]),
     st.sampled_from(
         [b"x", ObjectId("0" * 24), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), {"a": 1}, {"a": None}]
+    ),
+    # The ends of the order, and a date beyond the years of Python.
+    st.sampled_from(
+        [MinKey(), MaxKey(), DatetimeMS(10**16), DatetimeMS(-(10**15)), Timestamp(1, 1), b"x" * 3]
     ),
 )
 sorts = st.sampled_from(

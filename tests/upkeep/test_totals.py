@@ -14,8 +14,8 @@ from bson.decimal128 import Decimal128
 
 from tests.upkeep.followed import leading, read
 from treadle import Average, Count, Document, Id, Limits, Store, Sum
+from treadle.graph.numbers import exact_sum
 from treadle.plan import DatabaseCommand, Read
-from treadle.query.comparison import exact_sum
 from treadle.upkeep import dirty, totals
 from treadle.upkeep.totals import Total, Totals
 
@@ -164,7 +164,7 @@ def check_a_target_that_could_not_be_written_is_counted_again(following: Any) ->
 
 def check_what_somebody_else_wrote_is_counted_again(following: Any) -> None:
     """Whatever made a total wrong, repair mends it for good."""
-    following.known(0).row["count0"] += 100
+    following.known(0).states[0]["count"] += 100
     following.sell(0)
     following.step()
     assert (2, 2) == following.of(0)
@@ -188,7 +188,7 @@ def add_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
     always = Timestamp(0, 1)
 
     def added(rules: Any, total: Total, mark: Any) -> Any:
-        return real(rules, Total(always, total.row), mark)
+        return real(rules, Total(always, total.states), mark)
 
     monkeypatch.setattr(totals, "_added", added)
 
@@ -212,7 +212,7 @@ def move_the_moment_with_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def added(rules: Any, total: Total, mark: Any) -> Any:
         found = real(rules, total, mark)
-        return Total(mark.arrived[-1][0], found.row) if found and mark.arrived else found
+        return Total(mark.arrived[-1][0], found.states) if found and mark.arrived else found
 
     monkeypatch.setattr(totals, "_added", added)
 

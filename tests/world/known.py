@@ -73,7 +73,7 @@ def worlds(tier: str) -> list[World]:
     return [world for world in found if refusal(world) is None]
 
 
-# Cells that the known defects need.
+# Cells that known defects need, or needed.
 CELLS = ("item.python_version+item.archive-write", "owner.python_version+owner.archive-write")
 
 
@@ -161,10 +161,6 @@ DEFECTS: list[Defect] = [
     # change() of a document whose id is a nested model.
     defect("r04", "item.nested_id", "call change"),
     defect("r04", "owner.nested_id", "call change_owner"),
-    # A subset forgets archived documents while one of them is outdated.
-    defect("r11", "item.archive item.python_version", "rebuild", modes="write"),
-    defect("r11", "item.archive item.python_version", may=("top_items", "rebuild")),
-    defect("r11", "item.archive item.pipeline_version", may=("top_items", "rebuild")),
     # An owner is changed and archived before the worker reads that: its copies stay as they were.
     defect("q05", "owner.archive", "owner", may=COPIES, modes="stream"),
     # A raw update is archived before the formula was computed: the old value counts. test_interactions.py.

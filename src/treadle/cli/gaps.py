@@ -41,7 +41,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "validators": {
         "Schema Versioning, Polymorphic": "no validator; Treadle's own writes are checked by Pydantic"
     },
-    "kill_sessions": {"the worker, schedules, migrations": "a killed transaction ends by its lifetime"},
 }
 
 

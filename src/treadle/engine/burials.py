@@ -30,9 +30,9 @@ from treadle.graph.pattern import Entry
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_many
 from treadle.plan.capabilities import Capabilities
+from treadle.query.filters import clean
 from treadle.query.keys import freeze
 from treadle.query.paths import put
-from treadle.query.safety import clean
 
 D = TypeVar("D", bound=Document)
 

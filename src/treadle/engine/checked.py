@@ -1,6 +1,5 @@
-"""An update that its model refuses changes nothing.
+"""Documents after a write, validated before the commit: an update that its model refuses changes nothing.
 
-Its values are judged before anything is sent, its results before the commit.
 What was wrong with a document before is no reason to refuse an update that
 does not touch it, or one that mends a part of it.
 """
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import Update
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.model.logs import logger
@@ -22,54 +20,12 @@ from treadle.model.shown import shown
 from treadle.model.stored import InvalidDocument
 from treadle.plan import Plan, Raw, by_id, update_one
 from treadle.query.comparison import identical
+from treadle.query.field_types import load_what_fits
 from treadle.query.keys import freeze
-from treadle.query.paths import plain
-from treadle.query.update_values import Checked, as_far_as_it_fits, check_values, spot_of, unlike
 
 D = TypeVar("D", bound=Document)
 
 log = logger(__name__)
-
-
-def checked(entry: Entry[Any], update: Update) -> Checked:
-    """A cleaned update with its values as the fields store them; raises where one does not fit."""
-    codec = entry.codec
-    others = entry.once("other kinds", lambda: [each.codec for each in entry.below])
-    filled = entry.once("filled", lambda: [path for path, rule in entry.shielded.items() if rule.refills])
-
-    def lenient(path: str) -> bool:
-        around = plain(path) + "."
-        return any(each.startswith(around) for each in filled)
-
-    if not others or not isinstance(update, dict):
-        return check_values(codec, update, lenient)
-    return _for_kinds(codec, others, update, lenient)
-
-
-def _for_kinds(codec: Codec[Any], others: Sequence[Codec[Any]], update: Raw, lenient: Any) -> Checked:
-    """The same where a document may be of several kinds: each path by a kind that has it."""
-    result: Raw = {}
-    sure = True
-    for operator, changes in update.items():
-        result[operator] = {}
-        for path, value in changes.items():
-            name = path.split(".", 1)[0]
-            having = [each for each in (codec, *others) if name in each.by_stored] or [codec]
-            agreed = not any(unlike(having[0], each, path) for each in having[1:])
-            one = check_values(having[0], {operator: {path: value}}, lenient if agreed else lambda _: True)
-            result[operator][path] = one.update[operator][path] if agreed else value  # type: ignore[call-overload]
-            sure = sure and agreed and one.sure and all(spot_of(each, path).sure for each in (codec, *others))
-            # The same field may have a validator in one kind and none in another.
-            sure = sure and all(_suits(each, {operator: {path: value}}) for each in having[1:])
-    return Checked(result, sure)
-
-
-def _suits(codec: Codec[Any], update: Raw) -> bool:
-    """Whether no result of an update can fail to fit one of the kinds that it may meet."""
-    try:
-        return check_values(codec, update, lambda _: False).sure
-    except InvalidValue:
-        return False
 
 
 def require_valid(
@@ -127,7 +83,7 @@ def as_written(entry: Entry[D], raw: Raw) -> D:
         )
     exact = entry.of(raw) if entry.family is not None else entry
     codec: Codec[D] = getattr(exact.codec, "own", exact.codec)
-    return as_far_as_it_fits(codec, raw)
+    return load_what_fits(codec, raw)
 
 
 def _undo(entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw]) -> Plan[None]:

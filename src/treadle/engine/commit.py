@@ -28,7 +28,7 @@ from treadle.graph.quarantine import set_aside
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, transact, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document
+from treadle.plan.server_errors import is_about_one_document, is_bug
 
 R = TypeVar("R")
 
@@ -75,7 +75,8 @@ class Commit:
                 yield from intents.finish(self.graph, self.server, fan_out, intent)
             except Exception as error:
                 # The writes are committed and the intent with them; they must not seem to have failed.
-                log.warning("%s: copies are pending: %s", fan_out.rule.place.label, error)
+                label = fan_out.rule.place.label
+                log.warning("%s: copies are pending: %s", label, error, exc_info=is_bug(error))
                 left()
         pairs = zip(merged, outcomes, strict=True)
         return [each for (_, parts), outcome in pairs for each in split(parts, outcome)]

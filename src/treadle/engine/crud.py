@@ -40,9 +40,9 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.server_errors import refusals, translate
+from treadle.query.attributes import sorting_stages, sorts_by_attribute
+from treadle.query.filters import Sort, parse_filter, sort_keys
 from treadle.query.keys import freeze
-from treadle.query.pairs import sorting_stages, sorts_names
-from treadle.query.safety import Sort, clean_filter, sort_keys
 
 D = TypeVar("D", bound=Document)
 
@@ -231,10 +231,10 @@ def find_first(
     entry: Entry[Any], filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
 ) -> Plan[Any]:
     """The first document that matches, or None."""
-    cleaned, keys = clean_filter(entry.codec, filter), sort_keys(sort, entry.codec)
+    cleaned, keys = parse_filter(entry.field_paths, filter), sort_keys(sort, entry.field_paths)
     projection = None if card is None else card.projection
     with translated(entry.model.__name__, [cleaned]):
-        if sorts_names(entry.codec, keys):
+        if sorts_by_attribute(entry.codec, keys):
             options = {"sort": keys, "skip": 0, "limit": 1}
             raw = next(iter((yield _sorted_by_names(entry, cleaned, options, projection))), None)
         elif ids := [] if keys else named(entry, cleaned):
@@ -297,11 +297,11 @@ def find_command(
 ) -> Read:
     """The command whose cursor streams the matching documents, or the deleted ones."""
     check_window(skip, limit)
-    keys = sort_keys(sort, entry.codec)
+    keys = sort_keys(sort, entry.field_paths)
     options = {"sort": keys, "skip": skip or 0, "limit": limit or 0}
     projection = None if card is None else card.projection
-    cleaned = clean_filter(entry.codec, filter, entry.deleted.filter() if deleted else None)
-    if sorts_names(entry.codec, keys):
+    cleaned = parse_filter(entry.field_paths, filter, entry.deleted.filter() if deleted else None)
+    if sorts_by_attribute(entry.codec, keys):
         return _sorted_by_names(entry, cleaned, options, projection)
     return Read(entry.collection, "find", (cleaned, projection), options)
 
@@ -319,7 +319,7 @@ def _sorted_by_names(
 
 def count(entry: Entry[Any], filter: Any) -> Plan[int]:
     """How many documents match."""
-    cleaned = clean_filter(entry.codec, filter)
+    cleaned = parse_filter(entry.field_paths, filter)
     with translated(entry.model.__name__, [cleaned]):
         return (yield from count_documents(entry.collection, cleaned))
 
@@ -327,7 +327,7 @@ def count(entry: Entry[Any], filter: Any) -> Plan[int]:
 def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
     """A filter from what may be an id; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
-        return clean_filter(entry.codec, id_or_filter)
+        return parse_filter(entry.field_paths, id_or_filter)
     return entry.one(entry.identity(id_or_filter))
 
 

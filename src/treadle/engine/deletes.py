@@ -39,8 +39,8 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.query.filters import parse_filter
 from treadle.query.keys import distinct, freeze
-from treadle.query.safety import clean_filter
 
 # Nodes of a tree that delete_many deletes, all or none.
 DELETE_TOGETHER_MAX = 10_000
@@ -154,7 +154,7 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
         self.for_good = for_good is not None
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
         self.together = self._inseparable is not None
-        self.filter = clean_filter(entry.codec, filter) if for_good is None else for_good
+        self.filter = parse_filter(entry.field_paths, filter) if for_good is None else for_good
 
     def direct(self) -> Plan[int]:
         entry = self.entry

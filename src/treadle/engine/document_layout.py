@@ -31,7 +31,7 @@ from treadle.graph.stored_pages import chunks
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, is_inside
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")

@@ -29,7 +29,6 @@ from treadle.plan import Plan, Raw, bulk_write, by_id, find_one_and_update, upda
 from treadle.query.comparison import same
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import put, value_at
-from treadle.query.update_values import takes
 
 GUARDS = "treadle.guards"
 GUARD_SLOTS = 256
@@ -107,10 +106,10 @@ def require_filled(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]], r
             value = value_at(raw, path)
             if before is not None and same(value_at(before, path), value):
                 continue
-            if value is not None and not takes(entry.codec, path, value):
+            if value is not None and not entry.field_paths[path].type.accepts(value):
                 if before is not None and isinstance(rule, CopyRule):
                     _keep_copies(rule, before, raw)
-                    if takes(entry.codec, path, value_at(raw, path)):
+                    if entry.field_paths[path].type.accepts(value_at(raw, path)):
                         continue
                 raise InvalidValue(
                     f"{entry.model.__name__} {raw['_id']!r} would get a {path!r} that its model refuses, "

@@ -21,7 +21,7 @@ from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.errors import UsageError
 from treadle.graph.change import Change
-from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, elsewhere_stages
+from treadle.graph.gather import GatherRule, GroupRule, archive_stages, contribution_stages
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import readable
@@ -77,7 +77,7 @@ def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
         group.source.collection,
         [
             *stages,
-            *elsewhere_stages(group, stages),
+            *archive_stages(group, stages),
             {"$group": {"_id": f"${KEY}"}},
             {"$set": {"sources": 1}},
             {"$unionWith": {"coll": entry.collection, "pipeline": documents}},

@@ -29,9 +29,9 @@ from treadle.graph.pattern import Entry, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
+from treadle.query.filters import parse_filter
 from treadle.query.keys import freeze
 from treadle.query.paths import put
-from treadle.query.safety import clean_filter
 
 D = TypeVar("D", bound=Document)
 
@@ -60,7 +60,7 @@ def search_command(
     command = crud.find_command(entry, None, None, 0, limit, card)
     words = _OPERATORS.sub(" ", text)
     # In front of the caller's filter, which must not replace it.
-    sought = {"$and": [{"$text": {"$search": words}}, clean_filter(entry.codec, filter)]}
+    sought = {"$and": [{"$text": {"$search": words}}, parse_filter(entry.field_paths, filter)]}
     ranked = [("score", {"$meta": "textScore"}), ("_id", 1)]
     options = {**command.options, "sort": ranked}
     return replace(command, arguments=(sought, *command.arguments[1:]), options=options)

@@ -94,27 +94,26 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
         return contributions
     together: dict[Any, list[GatherRule]] = {}
     for rule in rules:
-        alone = None if set(rule.evaluation()) <= {"value"} else rule
-        together.setdefault((rule.alike, alone), []).append(rule)
+        together.setdefault(rule.group_key, []).append(rule)
     older: dict[str, list[Raw]] = {}
     for alike in together.values():
         source = alike[0].source
         if source.collection not in older:
             older[source.collection] = yield from older_among(source.root, ids)
+        values = {f"value{number}": rule.aggregate.expression() for number, rule in enumerate(alike)}
         rows: list[Raw] = yield from aggregate(
             source.collection,
             [
                 *through_versions(source.root, {"_id": {"$in": list(ids)}}, older[source.collection]),
                 *contribution_stages(alike[0], None),
-                {"$project": {KEY: 1, **_projection(alike)}},
+                {"$project": {KEY: 1, **values}},
             ],
         )
         for row in rows:
             if row.get(KEY) is None:
                 continue
             for number, rule in enumerate(alike):
-                part = row if len(alike) == 1 else {"value": row.get(f"value{number}")}
-                contributions[rule][freeze(row["_id"])].append((row[KEY], rule.evaluated(part)))
+                contributions[rule][freeze(row["_id"])].append((row[KEY], row.get(f"value{number}")))
     return contributions
 
 
@@ -138,13 +137,3 @@ def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict
             by_signature[signature] = [row[KEY] for row in rows]
         keys[rule] = by_signature[signature]
     return keys
-
-
-def _projection(rules: Sequence[GatherRule]) -> Raw:
-    if len(rules) == 1:
-        return rules[0].evaluation()
-    return {
-        f"value{number}": rule.evaluation()["value"]
-        for number, rule in enumerate(rules)
-        if "value" in rule.evaluation()
-    }

@@ -117,29 +117,6 @@ def in_commands(source: Entry[Any], match: Raw, older: Sequence[Raw]) -> list[li
     return [through_versions(source, match, first), *rest]
 
 
-def found_in_commands(
-    rule: GatherRule, keys: Sequence[Any], older: Sequence[Raw]
-) -> Plan[dict[Any, dict[str, Any]]]:
-    """What a rule finds for its targets by itself: the best of all are among the best of each part."""
-    match, pieces = rule.key.match(keys), _pieces(rule.source, older)
-    if len(pieces) > 1 and rule.unites:
-        parts = []
-        for through in in_commands(rule.source, match, older):
-            parts.append((yield from rule.found_among(keys, through)))
-        return {key: rule.united([part[key] for part in parts]) for key in parts[0]}
-    while len(pieces) > 1 and rule.names_sources:
-        best: set[Any] = set()
-        for piece in pieces:
-            through = through_versions(rule.source, match, piece, only=True)
-            for values in (yield from rule.found_among(keys, through)).values():
-                best |= {freeze(each["_id"]) for items in values.values() for each in items}
-        fewer = [each for each in older if freeze(each["_id"]) in best]
-        if len(fewer) == len(older):
-            break
-        older, pieces = fewer, _pieces(rule.source, fewer)
-    return (yield from rule.found_among(keys, through_versions(rule.source, match, older)))
-
-
 def _pieces(source: Entry[Any], older: Sequence[Raw]) -> list[list[Raw]]:
     """Older documents, as many at a time as a command holds twice and the server finds quickly."""
     pieces, size = list[list[Raw]]([[]]), 0

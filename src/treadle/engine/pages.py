@@ -11,7 +11,7 @@ from treadle.graph.pattern import Entry
 from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, count_documents, find
-from treadle.plan.decoding import RawId
+from treadle.plan.decoding import UndecodableId
 from treadle.query.keys import freeze
 
 # Documents of a sample.
@@ -54,7 +54,7 @@ def go_through(
         yield from visit(documents)
         if report:
             report(Progress(name, done, max(total, done)))
-        yield from resting(report, len(documents), None if isinstance(last[0], RawId) else last)
+        yield from resting(report, len(documents), None if isinstance(last[0], UndecodableId) else last)
 
 
 def go_through_sample(

@@ -18,9 +18,9 @@ from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, skipping
 from treadle.graph.pattern import Entry
 from treadle.plan import Call, Plan, Raw, Read
+from treadle.query.attributes import refuse_attributes
 from treadle.query.comparison import order_key
-from treadle.query.pairs import refuse_names
-from treadle.query.safety import Sort, sort_keys
+from treadle.query.filters import Sort, sort_keys
 
 KEYS = "_treadle_sort"
 
@@ -71,7 +71,7 @@ class BothReader:
         self._skip = skip
         self._left = limit
         most = None if limit is None else skip + limit
-        refuse_names(entry.codec, sort_keys(sort, entry.codec))
+        refuse_attributes(entry.codec, sort_keys(sort, entry.field_paths))
         command = crud.find_command(entry, filter, sort, 0, most, card)
         self._directions = [direction for _, direction in command.options["sort"] or ()]
         if self._directions:

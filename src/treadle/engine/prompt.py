@@ -1,6 +1,6 @@
 """Reads and inserts of one document that are one command, which the Store performs without a plan.
 
-Of those who queue (`plan/together.py`) there may be many, and what each of them
+Of those who queue (`store/shared_commands.py`) there may be many, and what each of them
 costs is what a group costs. Here a call is a command, and a function of its
 outcome. None in the place of a command leaves the call to its plan, which does
 the same for whatever takes more than that.

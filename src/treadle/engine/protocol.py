@@ -31,7 +31,7 @@ from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import around
 from treadle.model.logs import logger
 from treadle.plan import Plan, find, is_inside, outside, server_facts, share
-from treadle.plan.server_errors import surely_not_committed
+from treadle.plan.server_errors import is_bug, surely_not_committed
 
 # How often a write lets something larger finish first.
 GIVE_WAY_MAX = 20
@@ -127,8 +127,8 @@ class WriteProtocol:
             return (yield from as_they_are_now(entry, outcome)) if shown else outcome
         except Exception as error:
             # The write is committed; it must not seem to have failed.
-            name = entry.model.__name__
-            log.warning("%s: new documents may miss others that refer to them: %s", name, error)
+            text = "%s: new documents may miss others that refer to them: %s"
+            log.warning(text, entry.model.__name__, error, exc_info=is_bug(error))
             return outcome
 
     def write_chunks(self, work: ChunkedWork) -> Plan[int]:

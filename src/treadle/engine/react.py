@@ -8,7 +8,6 @@ update of it, which ends with the target's formulas.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +27,10 @@ from treadle.engine.version_upgrade import (
     upgrade_possible,
     upgraded_leniently,
 )
+from treadle.graph.aggregate import RECOMPUTE, Aggregate, NumberSum, Values
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import RECOMPUTE, GatherRule
+from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import set_aside
@@ -38,7 +38,7 @@ from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical, same
-from treadle.query.keys import freeze, may_be_id, same_key
+from treadle.query.keys import distinct, freeze, may_be_id, same_key
 from treadle.query.paths import outermost
 
 # The same, where the copies feed others.
@@ -221,7 +221,7 @@ def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -
 def _update_targets(
     target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Ledger
 ) -> Plan[None]:
-    """One update per target, all its rules in it; an outdated target is upgraded first."""
+    """Update each target once, for all its rules; an outdated target is upgraded first."""
     upgraded: list[Any] = []
     if target.versions.may_change:
         chosen = {"_id": {"$in": [effect.key for effect in effects.values()]}}
@@ -238,36 +238,23 @@ def _update_current(
     ledger: Ledger,
     outdated: set[Any],
 ) -> Plan[None]:
-    changed: list[_Effect] = []
     anew: dict[GatherRule, list[Any]] = {}
-    # A target that this very transaction inserted, or brought back, may have counted the same sources then.
+    unsure: dict[GatherRule, list[_Effect]] = {}
+    # A target that this transaction inserted, or made visible, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
         new = {freeze(change.id) for change in ledger.of(target.collection) if _came(target, change)}
     # What an outdated target held was not maintained by this version's rules.
     new |= outdated
-    for frozen, effect in effects.items():
-        moved: list[GatherRule] = []
-        for rule in effect.anew:
-            effect.of(rule)
-        for rule, (removed, added) in effect.moves.items():
-            difference: Any = RECOMPUTE
-            if not (new and frozen in new) and rule not in effect.anew:
-                difference = rule.difference(removed, added)
-            if difference is None:
-                continue
-            moved.append(rule)
-            if difference is RECOMPUTE:
-                anew.setdefault(rule, []).append(effect.key)
-            else:
-                parts, following = rule.apply(difference)
-                effect.first.update(parts)
-                effect.second.update(following)
-        if moved:
-            effect.first.update(stamps_of(moved))
-            changed.append(effect)
+    changed = [
+        effect
+        for frozen, effect in effects.items()
+        if _change_blindly(effect, anew, unsure, is_new=bool(new) and frozen in new)
+    ]
     if not changed:
         return
+    if unsure:
+        yield from _change_stored(target, unsure, anew)
     for rules, some in _together(anew) if anew else ():
         for frozen, values in (yield from recompute(rules, some, server)).items():
             yield from _leave_out_unfit(rules, effects[frozen], values)
@@ -289,18 +276,84 @@ def _update_current(
         yield from note_after(target, before, ledger, keys if target.group is not None else None)
 
 
+def _change_blindly(
+    effect: _Effect,
+    anew: dict[GatherRule, list[Any]],
+    unsure: dict[GatherRule, list[_Effect]],
+    *,
+    is_new: bool,
+) -> bool:
+    """Note what the update of a target that was not read sets, and which rules need more than that.
+
+    Returns whether there is an update.
+    """
+    moved: list[GatherRule] = []
+    for rule in effect.anew:
+        effect.of(rule)
+    for rule, (removed, added) in effect.moves.items():
+        forced = is_new or rule in effect.anew
+        update = RECOMPUTE if forced else rule.aggregate.blind(removed, added)
+        if update is not RECOMPUTE:
+            if not update.values:
+                continue
+            effect.first.update(update.values)
+            effect.second.update(update.following)
+        elif forced or rule.first is not None:
+            anew.setdefault(rule, []).append(effect.key)
+        else:
+            unsure.setdefault(rule, []).append(effect)
+        moved.append(rule)
+    effect.first.update(stamps_of(moved))
+    return bool(moved)
+
+
+def _change_stored(
+    target: Entry[Any], unsure: dict[GatherRule, list[_Effect]], anew: dict[GatherRule, list[Any]]
+) -> Plan[None]:
+    """Apply differences to what targets hold, or mark these targets in `anew` for a recomputation.
+
+    A recomputation would read all sources of a target; this reads the target.
+    """
+    keys = distinct(effect.key for effects in unsure.values() for effect in effects)
+    paths = [*target.key_projection(), *(path for rule in unsure for path in rule.empty())]
+    shown = dict.fromkeys(outermost(paths), 1)
+    rows = yield from find(target.collection, target.at_any(keys), shown)
+    stored = {freeze(target.key_of(each)): each for each in rows}
+    for rule, effects in unsure.items():
+        for effect in effects:
+            values = _values_after(rule.aggregate, stored.get(freeze(effect.key)), *effect.of(rule))
+            if values is None:
+                anew.setdefault(rule, []).append(effect.key)
+            else:
+                effect.first.update({path: {"$literal": value} for path, value in values.items()})
+
+
+def _values_after(
+    aggregate: Aggregate, stored: Raw | None, removed: Sequence[Any], added: Sequence[Any]
+) -> Values | None:
+    """Return the values of a stored target after a difference; None where only its sources can tell."""
+    state = None if stored is None else aggregate.stored_state(stored)
+    after = RECOMPUTE if state is None else aggregate.difference(state, removed, added)
+    if after is RECOMPUTE:
+        return None
+    values = aggregate.finish(after)
+    return values if aggregate.refuse(values) is None else None
+
+
 def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[str, Any]) -> Plan[None]:
     """Refuse values that their fields could not hold, if this write makes them so.
 
     Where others did, who writes beside it is not stopped: the value stays as it was, and is set aside.
     """
     for rule in rules:
-        if not all(rule.fits(values.get(path)) for path in rule.empty()):
-            if rule.spoils(effect.of(rule)[1]):
-                raise rule.too_large()
-            for path in rule.empty():
-                values.pop(path, None)
-            yield from set_aside(rule.place.label, rule.target.collection, effect.key, rule.too_large())
+        error = rule.aggregate.refuse(values)
+        if error is None:
+            continue
+        if rule.aggregate.blames(effect.of(rule)[1]):
+            raise error
+        for path in rule.empty():
+            values.pop(path, None)
+        yield from set_aside(rule.place.label, rule.target.collection, effect.key, error)
 
 
 def _came(target: Entry[Any], change: Change) -> bool:
@@ -372,10 +425,11 @@ def update_each(
         return result.matched_count, list((result.upserted_ids or {}).values())
     except OperationFailure as error:
         # Say which sum would not fit, where the server only says that a number does not.
-        whole = [rule for rule in target.having(GatherRule) if not rule.fits(math.inf)]
-        if CONVERSION_FAILURE not in codes_of(error) or not whole or derivation(target).formulas:
+        aggregates = [rule.aggregate for rule in target.having(GatherRule)]
+        sums = [each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded]
+        if CONVERSION_FAILURE not in codes_of(error) or not sums or derivation(target).formulas:
             raise
-        raise whole[0].too_large() from error
+        raise sums[0].too_large() from error
 
 
 def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:

@@ -23,11 +23,11 @@ from treadle.model.codec import codec_of
 from treadle.model.shown import quoted
 from treadle.plan import Call, Plan, Raw, Read, find, find_one
 from treadle.query import keyset
+from treadle.query.attributes import refuse_attributes
+from treadle.query.field_paths import Unchecked
+from treadle.query.filters import Sort, clean, confine, parse_filter, parse_match, refuse_operators, sort_keys
 from treadle.query.keys import freeze
-from treadle.query.names import Unchecked, named_filter
-from treadle.query.pairs import refuse_names
 from treadle.query.paths import Path, overlap, resolve, value_at, values_at
-from treadle.query.safety import Sort, clean, clean_filter, confine, refuse_operators, sort_keys
 
 # Documents of one page().
 PAGE_MAX = 10_000
@@ -123,7 +123,7 @@ def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[
 
 def exists(entry: Entry[Any], filter: Any) -> Plan[bool]:
     """Whether any document matches."""
-    cleaned = clean_filter(entry.codec, filter)
+    cleaned = parse_filter(entry.field_paths, filter)
     with crud.translated(entry.model.__name__, [cleaned]):
         document = yield from find_one(entry.collection, cleaned, {"_id": 1})
     return document is not None
@@ -141,8 +141,8 @@ def page(
             f"size={quoted(size)}; a page has from 1 to {PAGE_MAX:,} documents",
             code="filter-invalid",
         )
-    keys = refuse_names(entry.codec, sort_keys([] if sort is None else sort, entry.codec)) or []
-    cleaned = clean_filter(entry.codec, filter)
+    keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.field_paths)) or []
+    cleaned = parse_filter(entry.field_paths, filter)
     mixed = _mixed(entry, [path for path, _ in keys])
     query = keyset.digest(entry.collection, cleaned, keys)
     chosen = cleaned
@@ -211,7 +211,7 @@ def path_of(entry: Entry[Any], field: Any) -> tuple[Path, Entry[Any]]:
 def distinct(entry: Entry[Any], field: str, filter: Any) -> Plan[list[Any]]:
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
-    cleaned = clean_filter(entry.codec, filter)
+    cleaned = parse_filter(entry.field_paths, filter)
     chain = entry.versions
     chosen = {"$and": [cleaned, chain.current_only]} if chain.is_versioned else cleaned
     with crud.translated(entry.model.__name__, [cleaned]):
@@ -303,7 +303,7 @@ def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
         if "$match" not in stage or not isinstance(stage["$match"], Mapping):
             break
         if not isinstance(stage["$match"], Unchecked):
-            cleaned[number] = {"$match": named_filter(entry.codec, cleaned[number]["$match"])}
+            cleaned[number] = {"$match": parse_match(entry.field_paths, stage["$match"])}
     return cleaned
 
 

@@ -1,8 +1,9 @@
-"""Derived values from scratch: what every shortcut must equal.
+"""Derived values from scratch: what every fast path must equal.
 
-`recompute` gives the gathered values of some targets. `Recomputation` gives
-whole documents as they should be, and what has to be set in them. Set-up of
-new targets, the worker, `verify`, `repair` and `rebuild` all go through here.
+`recompute` computes the values of some targets from their sources.
+`Recomputation` gives whole documents with all of their derived values, and
+the updates that store these. The fill of new targets, the worker, `verify`,
+`repair` and `rebuild` all go through here.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
-from treadle.engine.older import found_in_commands, in_commands, older_sources
+from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
+from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import greatest, least, same, total
+from treadle.query.comparison import same
 from treadle.query.keys import KEY, distinct, freeze, freeze_all
 from treadle.query.paths import getter, outermost, put, top, value_at
 
 Values = dict[Any, dict[str, Any]]
 # The values of targets by their keys, the server, the keys frozen, and the targets themselves.
 Gather = Callable[[Sequence[Any], Capabilities, Sequence[Any], Sequence[Raw]], Plan[Values]]
+
+R = TypeVar("R", bound=Rule)
 
 log = logger(__name__)
 
@@ -40,130 +44,179 @@ def recompute(
     frozen: Sequence[Any] | None = None,
     documents: Sequence[Raw] | None = None,
 ) -> Plan[Values]:
-    """Per target (frozen key) the stored path and exact value of each part of each rule.
+    """Compute the values of some targets, by path, from their sources. Returns them by frozen key.
 
     `frozen` are the keys as they are frozen, and `documents` the targets,
     where the caller knows.
     """
-    known = freeze_all(keys) if frozen is None else list(frozen)
+    values: Values = {key: {} for key in (freeze_all(keys) if frozen is None else frozen)}
     by_name: dict[str, list[GatherRule]] = {}
     by_key: list[GatherRule] = []
     for rule in rules:
         (by_key if rule.to is None else by_name.setdefault(rule.to, [])).append(rule)
-    values = yield from _recompute(by_key, keys, server, known)
+    yield from _recompute(by_key, keys, server, values)
     for named in by_name.values() if keys else ():
         if documents is None:
             target = named[0].target
             documents = yield from find(
                 target.collection, {"_id": {"$in": list(keys)}}, dict.fromkeys(by_name, 1)
             )
-        names = {freeze(each["_id"]): named[0].name_of(each) for each in documents}
-        wanted = distinct(name for name in names.values() if name is not None)
-        found = yield from _recompute(named, wanted, server, freeze_all(wanted))
-        for key in known:
-            name = names.get(key)
-            parts = [rule.empty() for rule in named] if name is None else [found[freeze(name)]]
-            for part in parts:
-                values[key].update(part)
+        yield from _recompute_named(named, documents, server, values)
     return values
+
+
+def _recompute_named(
+    rules: Sequence[GatherRule], documents: Sequence[Raw], server: Capabilities, values: Values
+) -> Plan[None]:
+    """Compute the values of targets that their sources refer to by another field than the id."""
+    names = {freeze(each["_id"]): rules[0].name_of(each) for each in documents}
+    wanted = distinct(name for name in names.values() if name is not None)
+    by_name: Values = {freeze(name): {} for name in wanted}
+    yield from _recompute(rules, wanted, server, by_name)
+    for key in values:
+        name = names.get(key)
+        for part in [rule.empty() for rule in rules] if name is None else [by_name[freeze(name)]]:
+            values[key].update(part)
 
 
 def _recompute(
-    rules: Sequence[GatherRule], keys: Sequence[Any], server: Capabilities, frozen: Sequence[Any]
-) -> Plan[Values]:
-    """The same, by what sources know the targets by."""
-    values: Values = {key: {} for key in frozen}
-    if not keys or not rules:
-        return values
-    groups: dict[Any, list[GatherRule]] = {}
-    older: dict[Any, list[Raw]] = {}
+    rules: Sequence[GatherRule], keys: Sequence[Any], server: Capabilities, values: Values
+) -> Plan[None]:
+    """Compute the values of targets, given what their sources refer to them by."""
+    if not keys:
+        return
+    folds: dict[Any, list[GatherRule]] = {}
+    outdated: dict[Any, list[Raw]] = {}
     for rule in rules:
         known = rule.source, rule.key.signature
-        if known not in older:
-            older[known] = yield from older_sources(rule, keys)
-        split = older[known] or rule.source.sources.archive is not None
-        if rule.finds(keys) and not (split and rule.accumulators()):
-            some = older[known]
-            exact = found_in_commands(rule, keys, some) if some else rule.found(keys, server)
-            for key, parts in (yield from exact).items():
-                values[key].update(parts)
-        else:
-            groups.setdefault(rule.alike, []).append(rule)
-    for together in groups.values():
-        first = together[0]
-        rows = yield from _group(together, keys, older[first.source, first.key.signature])
-        finish = finishing(together)
+        if known not in outdated:
+            outdated[known] = yield from older_sources(rule, keys)
+        if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
+            folds.setdefault(rule.group_key, []).append(rule)
+            continue
+        ranked = yield from _rank(rule, rule.first, keys, outdated[known], server)
+        for key, state in ranked.items():
+            values[key].update(rule.aggregate.finish(state))
+    for together in folds.values():
+        first, fold = together[0], Fold(together)
+        older = outdated[first.source, first.key.signature]
+        rows = yield from group_sources(first, keys, fold.stages(keys), older)
+        states = fold.by_key(rows)
         for key, parts in values.items():
-            parts.update(finish(rows.get(key)))
-    return values
+            parts.update(fold.finish(states.get(key)))
 
 
-def grouping_stages(rules: Sequence[GatherRule], keys: Sequence[Any]) -> list[Raw]:
-    """The stages that give one row per target for rules with the same contributions."""
-    *stages, last = contribution_stages(rules[0], keys)
-    if list(last.get("$set", ())) == [KEY]:
-        # A key that is grouped by at once takes a fifth less than one that is first set.
-        return [*stages, {"$group": {"_id": last["$set"][KEY], **_numbered(rules)}}]
-    return [*stages, last, {"$group": {"_id": f"${KEY}", **_numbered(rules)}}]
+def group_sources(
+    rule: GatherRule, keys: Sequence[Any], stages: Sequence[Raw], outdated: Sequence[Raw]
+) -> Plan[list[Raw]]:
+    """Aggregate over all sources that may belong to some targets; every read of sources goes through here.
 
-
-def _numbered(rules: Sequence[GatherRule]) -> Raw:
-    """The accumulators of several rules, under names of their own."""
-    return {
-        f"{name}{number}": accumulator
-        for number, rule in enumerate(rules)
-        for name, accumulator in rule.accumulators().items()
-    }
-
-
-def finished(rules: Sequence[GatherRule], row: Raw | None) -> dict[str, Any]:
-    """Stored path and value of each part of several rules, from the row of a target."""
-    return finishing(rules)(row)
-
-
-def finishing(rules: Sequence[GatherRule]) -> Callable[[Raw | None], dict[str, Any]]:
-    """The same for many rows: what stands in which column is found once."""
-    columns = [
-        (rule.finish, [(name, f"{name}{number}") for name in rule.accumulators()])
-        for number, rule in enumerate(rules)
-    ]
-
-    def finish_row(row: Raw | None) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for finish, names in columns:
-            values.update(finish({name: row[column] for name, column in names} if row else None))
-        return values
-
-    return finish_row
-
-
-def _group(rules: Sequence[GatherRule], keys: Sequence[Any], older: Sequence[Raw]) -> Plan[dict[Any, Raw]]:
-    """Per target what the accumulators of several rules give."""
-    rule, numbered = rules[0], _numbered(rules)
-    grouping = grouping_stages(rules, keys)
+    Returns the rows of each part of the sources (by collection and version);
+    the caller merges those of one target. A transaction takes no `$unionWith`.
+    """
     archive = rule.source.sources.archive
-    collections = [rule.source.collection, *([] if archive is None else [archive])]
-    rows: dict[Any, Raw] = {}
-    # A transaction takes no $unionWith.
-    for collection in collections:
-        for through in in_commands(rule.source, rule.key.match(keys), older):
-            for row in (yield from aggregate(collection, [*through, *grouping])):
-                mine = rows.setdefault(freeze(row["_id"]), row)
-                if mine is not row:
-                    for name, accumulator in numbered.items():
-                        mine[name] = MERGED[next(iter(accumulator))](mine[name], row[name])
+    rows: list[Raw] = []
+    for collection in [rule.source.collection, *([] if archive is None else [archive])]:
+        for part in in_commands(rule.source, rule.key.match(keys), outdated):
+            rows += yield from aggregate(collection, [*part, *stages])
     return rows
 
 
-# How the results of accumulators over parts of the sources become one.
-MERGED = {"$sum": total, "$min": least, "$max": greatest}
+class Fold:
+    """Rules with the same contributions, whose states one `$group` computes."""
+
+    def __init__(self, rules: Sequence[GatherRule]) -> None:
+        self._rules = rules
+        self._columns = [
+            (rule.aggregate, {name: f"{name}{number}" for name in rule.aggregate.accumulators()})
+            for number, rule in enumerate(rules)
+        ]
+        self._accumulators = {
+            columns[name]: accumulator.expression
+            for value, columns in self._columns
+            for name, accumulator in value.accumulators().items()
+        }
+
+    def stages(self, keys: Sequence[Any]) -> list[Raw]:
+        """Return the stages that give one row per target."""
+        *stages, last = contribution_stages(self._rules[0], keys)
+        if list(last.get("$set", ())) == [KEY]:
+            # A key that is grouped by at once takes a fifth less than one that is first set.
+            return [*stages, {"$group": {"_id": last["$set"][KEY], **self._accumulators}}]
+        return [*stages, last, {"$group": {"_id": f"${KEY}", **self._accumulators}}]
+
+    def by_key(self, rows: Iterable[Raw]) -> dict[Any, list[State]]:
+        """Return the states of each target, one per rule, from the rows of all parts."""
+        states: dict[Any, list[State]] = {}
+        for row in rows:
+            key = freeze(row["_id"])
+            own: list[State] = [
+                {name: row[column] for name, column in columns.items()} for _, columns in self._columns
+            ]
+            if key in states:
+                pairs = zip(self._columns, states[key], own, strict=True)
+                own = [value.merge([one, other]) for (value, _), one, other in pairs]
+            states[key] = own
+        return states
+
+    def finish(self, states: Sequence[State] | None) -> dict[str, Any]:
+        """Return the values of one target by path; `states` is None where it has no sources."""
+        values: dict[str, Any] = {}
+        for number, (value, _) in enumerate(self._columns):
+            values.update(value.finish(value.empty() if states is None else states[number]))
+        return values
+
+
+def _rank(
+    rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any], outdated: Sequence[Raw], server: Capabilities
+) -> Plan[dict[Any, State]]:
+    """Find the first sources of each target by an index."""
+    states: dict[Any, State] = {}
+    ranked, divided = rule.aggregate, bool(outdated or rule.source.sources.archive)
+    if len(keys) > 1 and not divided and _may_look_up(rule, server):
+        states = yield from _look_up(rule, keys, first)
+    # Targets that are about to be inserted are not there to look up from.
+    for key in [each for each in keys if freeze(each) not in states]:
+        rows = yield from group_sources(rule, [key], [*_chosen_for(rule, key), *first], outdated)
+        state = ranked.of_first([row.get(ENTRY) for row in rows])
+        states[freeze(key)] = ranked.merge([state]) if divided else state
+    return states
+
+
+def _chosen_for(rule: GatherRule, key: Any) -> list[Raw]:
+    """Return the stages that leave what contributes to one target, of the sources that match its key."""
+    if rule.per_element:
+        return [*contribution_stages(rule, [key]), {"$match": {KEY: {"$eq": key}}}]
+    return [{"$match": rule.where}] if rule.where else []
+
+
+def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
+    """Return whether a `$lookup` finds the sources of a target; in a transaction it may not meet shards."""
+    spread = server.sharded or any(each.settings.shard_key for each in (rule.source, rule.target))
+    return not (spread or rule.per_element)
+
+
+def _look_up(rule: GatherRule, keys: Sequence[Any], first: Sequence[Raw]) -> Plan[dict[Any, State]]:
+    """Find the first sources of many targets in one command, by an index and in memory bounded per target."""
+    own, chosen = rule.to or "_id", [{"$match": rule.where}] if rule.where else []
+    join = {"from": rule.source.collection, "localField": own, "foreignField": rule.by.stored}
+    rows = yield from aggregate(
+        rule.target.collection,
+        [
+            {"$match": {own: {"$in": list(keys)}}},
+            {"$project": {own: 1}},
+            {"$lookup": {**join, "pipeline": [*chosen, *first], "as": KEY}},
+        ],
+    )
+    found = rule.aggregate.of_first
+    return {freeze(value_at(row, own)): found([each.get(ENTRY) for each in row[KEY]]) for row in rows}
 
 
 def refuse_unfit(rules: Sequence[GatherRule], values: Raw) -> None:
     """Refuse values that their fields could not hold."""
     for rule in rules:
-        if not all(rule.fits(values.get(path)) for path in rule.empty()):
-            raise rule.too_large()
+        if (error := rule.aggregate.refuse(values)) is not None:
+            raise error
 
 
 class Recomputation:
@@ -173,37 +226,36 @@ class Recomputation:
         self, entry: Entry[Any], maintain: Maintain | None = None, without: Collection[Rule] = ()
     ) -> None:
         self.entry = entry
-        self.gathers = [rule for rule in entry.having(GatherRule, maintain) if rule not in without]
-        self.copies = [rule for rule in entry.having(CopyRule, maintain) if rule not in without]
-        self.formulas = [rule for rule in entry.having(FormulaRule, maintain) if rule not in without]
-        self.locals = [rule for rule in entry.having(LocalRule, maintain) if rule not in without]
-        paths = {path for rule in self.gathers for path in rule.empty()}
-        paths |= {rule.top for rule in self.copies} | {rule.path for rule in self.locals}
-        # What a rewrite sets; copies with the field that holds them.
-        self.paths = outermost(paths)
-        self._getters = {path: getter(path) for path in self.paths}
-        self._tops = {rule.top for rule in self.copies}
+
+        def own(kind: type[R]) -> list[R]:
+            return [rule for rule in entry.having(kind, maintain) if rule not in without]
+
+        self.gathers, self.copies = own(GatherRule), own(CopyRule)
+        self.formulas, self.locals = own(FormulaRule), own(LocalRule)
         self._gathered = [path for rule in self.gathers for path in rule.empty()]
-        dotted = [*self._gathered, *(rule.path for rule in [*self.formulas, *self.locals])]
+        computed = [rule.path for rule in self.locals]
+        formulas = [rule.path for rule in self.formulas]
+        tops = {rule.top for rule in self.copies}
+        # What a rewrite sets; copies with the field that holds them.
+        self.paths = outermost({*self._gathered, *tops, *computed})
+        self._getters = {path: getter(path) for path in self.paths}
         # The fields in which `expected` sets values at some depth.
-        self._inner = self._tops | {top(path) for path in dotted if "." in path}
-        self._compared = [getter(path) for path in [*self.paths, *(rule.path for rule in self.formulas)]]
-        # Rules that do not hold any value that is computed for them.
-        choosy = [rule for rule in self.gathers if type(rule).fits is not GatherRule.fits]
-        self._fitted = [(rule, getter(path)) for rule in choosy for path in rule.empty()]
+        self._inner = tops | {top(path) for path in [*self._gathered, *formulas, *computed] if "." in path}
+        self._compared = [getter(path) for path in [*self.paths, *formulas]]
+        self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.gathers]
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
         if not (self.copies or self.locals or entry.feeds or entry.versions.may_change):
-            own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
-            own += [rule.to for rule in self.gathers if rule.to is not None]
-            self.projection = dict.fromkeys(outermost(own), 1)
+            named = [rule.to for rule in self.gathers if rule.to is not None]
+            shown = outermost([*self._gathered, *formulas, *entry.key_projection(), *named])
+            self.projection = dict.fromkeys(shown, 1)
 
     @classmethod
     def of(
         cls, entry: Entry[Any], maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
     ) -> Recomputation:
-        """The one of a model, made once; `without` rules that are to stay as they are."""
+        """Return the recomputation of a model, made once; `without` rules whose values are to stay."""
         if without:
             return cls(entry, maintain, without)
         made: dict[Maintain | None, Recomputation] = derivation(entry).recomputations
@@ -212,7 +264,7 @@ class Recomputation:
         return made[maintain]
 
     def keys(self, documents: Sequence[Raw]) -> list[Any]:
-        """What sources know these documents by."""
+        """Return what sources refer to these documents by."""
         if self.entry.group is None:
             return [each["_id"] for each in documents]
         return [self.entry.key_of(each) for each in documents]
@@ -232,14 +284,14 @@ class Recomputation:
         frozen: Sequence[Any] | None = None,
         gather: Gather | None = None,
     ) -> Plan[list[Raw]]:
-        """The documents as they should be stored.
+        """Return the documents with the derived values that they should have.
 
-        `befores` tell which values of a moment they had, if that is not what
-        they hold. With `guarded` the sources of copies are really written, so
-        that nobody can change them before this transaction ends. Without
-        `formulas` these are left to the update that writes the rest. `frozen`
-        are the documents' keys, frozen, where the caller knows; `gather` gives
-        what they gather in another way than by looking at all sources.
+        `befores` are the documents that held the snapshots, if that is not
+        `documents`. With `guarded` the sources of copies are really written,
+        so that a concurrent writer of one conflicts. Without `formulas` these
+        are left to the update that writes the rest. `frozen` are the
+        documents' keys, frozen, where the caller knows them; `gather` computes
+        the aggregates in another way than from all sources.
         """
         if not documents or not self.rules:
             return list(documents)
@@ -249,24 +301,24 @@ class Recomputation:
         frozen = freeze_all(keys) if frozen is None else frozen
         gathering = partial(recompute, self.gathers) if gather is None else gather
         values = yield from gathering(keys, server, frozen, documents)
-        for key, right in zip(frozen, expected, strict=True):
+        for key, correct in zip(frozen, expected, strict=True):
             for path, value in values[key].items():
                 if "." in path:
-                    put(right, path, value)
+                    put(correct, path, value)
                 else:
-                    right[path] = value
+                    correct[path] = value
         if self.copies:
             pairs = list(zip(befores or documents, expected, strict=True))
             yield from fill_copies(entry, pairs, self.copies, look_only=not guarded, guard_all=guarded)
         for rule in self.locals:
-            for right, value in zip(expected, (yield from rule.values(expected)), strict=True):
-                put(right, rule.path, value)
+            for correct, value in zip(expected, (yield from rule.values(expected)), strict=True):
+                put(correct, rule.path, value)
         if self.formulas and formulas:
             yield from self._compute(documents, expected)
         return expected
 
     def _copied(self, document: Raw) -> Raw:
-        """A copy, as deep as values are set in it."""
+        """Return a copy, as deep as values are set in it."""
         made = dict(document)
         for name in self._inner:
             if name in made:
@@ -275,26 +327,23 @@ class Recomputation:
 
     def _compute(self, documents: Sequence[Raw], expected: Sequence[Raw]) -> Plan[None]:
         rows = yield from self._formulas_now([each["_id"] for each in documents])
-        for document, right in zip(documents, expected, strict=True):
-            row = rows.get(freeze(right["_id"]))
+        for document, correct in zip(documents, expected, strict=True):
+            row = rows.get(freeze(correct["_id"]))
             for number, formula in enumerate(self.formulas):
-                # What the server cannot compute is neither right nor wrong.
+                # What the server cannot compute is not a finding.
                 value = row.get(f"f{number}") if row is not None else value_at(document, formula.path)
-                put(right, formula.path, value)
+                put(correct, formula.path, value)
 
     def _formulas_now(self, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
-        """What the formulas of these documents give; nothing for one that the server cannot compute."""
+        """Return what the formulas of these documents give; no row where the server cannot compute one."""
         computed = {f"f{number}": formula.expression for number, formula in enumerate(self.formulas)}
 
         def attempt(some: Sequence[Any]) -> Plan[list[Raw]]:
             # An outdated document had its formulas computed when it was upgraded.
             chain = self.entry.versions
-            current = chain.current_only if chain.may_change else {}
+            chosen = {"_id": {"$in": list(some)}, **(chain.current_only if chain.may_change else {})}
             # Not $project, where a plain number would mean to include a field.
-            stages = [
-                {"$match": {"_id": {"$in": list(some)}, **current}},
-                {"$replaceWith": {"_id": "$_id", **computed}},
-            ]
+            stages = [{"$match": chosen}, {"$replaceWith": {"_id": "$_id", **computed}}]
             return (yield from aggregate(self.entry.collection, stages))
 
         def alone(key: Any, error: Exception) -> Plan[list[Raw]]:
@@ -305,42 +354,34 @@ class Recomputation:
         rows = yield from in_pieces(keys, attempt, alone)
         return {freeze(row["_id"]): row for row in rows}
 
-    def sets(self, document: Raw, right: Raw, *, wrong: bool = False) -> Raw:
-        """The paths that a rewrite sets, with their values as literals; if `wrong`, only incorrect ones."""
-        sets = {}
-        for path, get in self._getters.items():
-            stored, value = get(document), get(right)
-            if value is None and stored is None:
-                continue
-            if not wrong or not same(stored, value):
-                sets[path] = {"$literal": value}
-        return sets
-
-    def differs(self, document: Raw, right: Raw) -> bool:
-        """Whether any derived value of a document is not as it should be."""
+    def differs(self, document: Raw, correct: Raw) -> bool:
+        """Return whether any derived value of a document is incorrect."""
         # A loop of its own, since a proof asks this of every document there is.
         for get in self._compared:  # noqa: SIM110
-            if not same(get(document), get(right)):
+            if not same(get(document), get(correct)):
                 return True
         return False
 
-    def is_right(self, document: Raw, right: Raw) -> bool:
-        """Whether a document is as it should be, which its fields can hold."""
-        if self.differs(document, right):
+    def is_correct(self, document: Raw, correct: Raw) -> bool:
+        """Return whether a document holds the correct values, and its fields can hold them."""
+        if self.differs(document, correct):
             return False
-        return not self._fitted or all(rule.fits(get(right)) for rule, get in self._fitted)
+        return all(refuse({path: get(correct)}) is None for refuse, path, get in self._refusing)
 
-    def rewrite(
-        self,
-        sets: Raw,
-        document: Raw,
-        right: Raw,
-    ) -> list[Raw]:
-        """The update that sets values, with the dates of those that change, and lets formulas follow."""
-        refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
+    def rewrite(self, document: Raw, correct: Raw, *, incorrect_only: bool = False) -> list[Raw]:
+        """Return the update that stores the correct values, with the dates of those that change.
+
+        Formulas follow in the same update. Raises where a field cannot hold its value.
+        """
+        refuse_unfit(self.gathers, {path: value_at(correct, path) for path in self._gathered})
+        sets = {}
+        for path, get in self._getters.items():
+            stored, value = get(document), get(correct)
+            if not (same(stored, value) if incorrect_only else stored is None and value is None):
+                sets[path] = {"$literal": value}
         changed = [
             rule
             for rule in self._dated
-            if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
+            if any(not same(value_at(document, path), value_at(correct, path)) for path in rule.empty())
         ]
         return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {})

@@ -21,12 +21,12 @@ from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
     Plan,
     Raw,
-    aside,
     bulk_write,
     by_id,
     find,
     find_one,
-    in_one_reply,
+    is_inside,
+    one_reply,
     replace_one,
     server_facts,
     transact,
@@ -47,9 +47,8 @@ def read_current(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
         return list(raws)
     current = (yield from chain.upgrade(raws)).required()
     # Where others follow, only the background migration stores documents: it lets them follow.
-    if chain.stores_back and not chain.writes_older and entry.root.plain:
-        keys = [raw["_id"] for raw in outdated]
-        yield from aside(lambda: _store_back(entry, keys))
+    if chain.stores_back and not chain.writes_older and entry.root.plain and not (yield from is_inside()):
+        yield from _store_back(entry, [raw["_id"] for raw in outdated])
     return current
 
 
@@ -125,7 +124,7 @@ def upgrade_matching(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[
 
 def _upgrade_some(entry: Entry[Any], condition: Raw, limit: int) -> Plan[int]:
     matching = {"$and": [condition, entry.versions.outdated_only]}
-    most = in_one_reply(limit or entry.limits.upgrade_chunk)
+    most = one_reply(limit or entry.limits.upgrade_chunk)
     documents = yield from find(entry.collection, matching, **most)
     yield from upgrade_stored(entry, documents)
     return len(documents)

@@ -16,9 +16,9 @@ from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
+from treadle.plan import Failed as Failed
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.together import Failed as Failed
 from treadle.query.keys import freeze
 
 R = TypeVar("R")

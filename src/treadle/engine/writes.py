@@ -13,7 +13,7 @@ from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written, checked, require_valid
+from treadle.engine.checked import as_written, require_valid
 from treadle.engine.fill import fill_own
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
@@ -22,7 +22,7 @@ from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import touches_of, touching
 from treadle.engine.version_upgrade import check_lowering, lower_stored, upgrade_stored, upgraded
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
-from treadle.errors import PartlyDone, UsageError
+from treadle.errors import PartlyDone
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -33,7 +33,6 @@ from treadle.model.document import Document
 from treadle.plan import (
     Plan,
     Raw,
-    Update,
     aggregate,
     bulk_write,
     by_id,
@@ -45,46 +44,18 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import translate_update
+from treadle.query.attributes import sorting_stages, sorts_by_attribute
+from treadle.query.filters import Sort, parse_filter, sort_keys
 from treadle.query.keys import distinct, freeze
-from treadle.query.names import Unchecked, checked_array_filters
-from treadle.query.pairs import paired_update, sorting_stages, sorts_names
-from treadle.query.paths import overlap, plain
-from treadle.query.safety import Sort, clean, clean_filter, clean_update, sort_keys, touched_paths
+from treadle.query.paths import overlap
+from treadle.query.updates import parse_update
 
 D = TypeVar("D", bound=Document)
 
 
-def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
-    """Refuse an update of maintained fields; the plain paths that it touches, None for any."""
-    touched = touched_paths(update)
-    if touched is None:
-        if entry.shielded:
-            raise UsageError(
-                f"this pipeline rewrites the whole {entry.model.__name__}, maintained fields included; "
-                "set the fields that change with $set",
-                code="field-maintained",
-            )
-        return None
-    paths = {plain(path) for path in touched}
-    for path in paths:
-        for maintained, rule in entry.shielded.items():
-            around = rule.refills and maintained.startswith(path + ".")
-            if overlap(path, maintained) and not around:
-                name = f"{entry.model.__name__}.{maintained}"
-                raise UsageError(
-                    f"{path!r} cannot be updated, because Treadle maintains {name}{rule.advice(maintained)}",
-                    code="field-maintained",
-                )
-    return paths
-
-
 def concerns(entry: Entry[Any], touched: set[str] | None) -> bool:
     """Whether an update of these paths must be followed."""
-    if entry.plain:
-        return False
-    if touched is None or entry.watched is None:
-        return True
-    return any(overlap(path, watched) for path in touched for watched in entry.watched)
+    return not entry.plain and entry.field_paths.are_followed(touched)
 
 
 def speaks_of_current(entry: Entry[Any]) -> bool:
@@ -106,21 +77,19 @@ class _Update:
     # Whether its filter was seen to match a document of an older version.
     meets_older = False
 
-    def _prepare(self, entry: Entry[Any], update: Any) -> None:
+    def _prepare(self, entry: Entry[Any], update: Any, array_filters: Sequence[Any] | None = None) -> None:
         self.entry = entry
-        cleaned = clean_update(entry.codec, update)
-        self.touched = set() if entry.plain else check_update(entry, cleaned)
-        # Whoever passes it unchecked has the values to answer for.
-        free = isinstance(update, Unchecked)
-        values, self.sure = (cleaned, True) if free else checked(entry, cleaned)
-        self.update = values if free else paired_update(entry.codec, values)
-        self.update = touching(entry, self.update)
-        if self.touched is not None:
-            self.touched |= touches_of(entry, new=False).keys()
+        self.parsed = parse_update(entry.field_paths, update, array_filters)
+        self.sure = self.parsed.is_exact
+        self.update = touching(entry, self.parsed.update)
+        stamped = touches_of(entry, new=False).keys()
+        self.followed = not entry.plain and (
+            self.parsed.is_followed or entry.field_paths.are_followed(stamped)
+        )
 
     @property
     def alone(self) -> bool:
-        followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
+        followed = self.followed or may_upgrade(self.entry)
         return self.sure and not self.meets_older and not followed and not self.entry.versions.writes_older
 
     def _translated(self) -> AbstractContextManager[None]:
@@ -185,20 +154,17 @@ class UpdateOneDocument(_Update, Work[D | None]):
         returns: Returns = "after",
         array_filters: Sequence[Any] | None = None,
     ) -> None:
-        self._prepare(entry, update)
+        self._prepare(entry, update, array_filters)
         self.filter = crud.which(entry, id_or_filter)
-        self.sort = sort_keys(sort, entry.codec)
+        self.sort = sort_keys(sort, entry.field_paths)
         # By an attribute only a pipeline sorts, so that the document is found first.
-        self._by_attribute = sorts_names(entry.codec, self.sort)
+        self._by_attribute = sorts_by_attribute(entry.codec, self.sort)
         crud.check_returns(returns)
         self.returns = returns
         self.shows_document = returns == "after"
         self.options: Raw = {}
-        if array_filters is not None:
-            filters = clean(list(array_filters))
-            if not isinstance(update, Unchecked):
-                filters = checked_array_filters(entry.codec, update, filters)
-            self.options["array_filters"] = filters
+        if self.parsed.array_filters is not None:
+            self.options["array_filters"] = self.parsed.array_filters
 
     def direct(self) -> Plan[Raw | None]:
         with self._translated(), self._noting_older():
@@ -322,15 +288,15 @@ class UpdateManyDocuments(_Update, ChunkedWork):
     def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
         crud.require_filter(entry, filter)
         self._prepare(entry, update)
-        self.filter = clean_filter(entry.codec, filter)
+        self.filter = parse_filter(entry.field_paths, filter)
 
     @property
     def alone(self) -> bool:
         """Not where documents may be refused for a value that another has: a chunk is done as a whole."""
-        touched = touched_paths(self.update)
+        touched = self.parsed.touched
         unique = self.entry.once("unique paths", lambda: _unique_paths(self.entry))
         collides = bool(unique) and (
-            touched is None or any(overlap(plain(each), path) for each in touched for path in unique)
+            touched is None or any(overlap(each, path) for each in touched for path in unique)
         )
         return super().alone and not collides
 

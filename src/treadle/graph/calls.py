@@ -21,7 +21,7 @@ from treadle.graph.outcomes import Finding, Nested, Report, State
 from treadle.graph.pattern import Entry, Place, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 
 D = TypeVar("D", bound=Document)
 D_co = TypeVar("D_co", bound=Document, covariant=True)

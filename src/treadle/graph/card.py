@@ -24,7 +24,7 @@ from treadle.model.bson_types import Raw, to_bson
 from treadle.model.codec import Codec, codec_of
 from treadle.model.keywords import stamped_names
 from treadle.model.shape import Shape, field_shape
-from treadle.model.stored import StoredField, invalid
+from treadle.model.stored import StoredField, invalid, validator_failed
 from treadle.query.paths import ARRAYS, outermost
 
 C = TypeVar("C", bound=BaseModel)
@@ -243,6 +243,9 @@ def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
                 return validate(raw)
             except ValidationError as error:
                 raise invalid(model, raw, error) from None
+            except Exception as error:
+                # As in `Codec.load`.
+                raise validator_failed(model, raw, error) from error
 
     else:
 
@@ -251,5 +254,8 @@ def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
                 return validate(pick(raw))
             except ValidationError as error:
                 raise invalid(model, raw, error) from None
+            except Exception as error:
+                # As in `Codec.load`.
+                raise validator_failed(model, raw, error) from error
 
     return load

@@ -117,6 +117,8 @@ class Graph:
             self._find_watched(entry)
             if entry.root is entry:
                 entry.versions.formulas = kinds.build_formula_stages(entry)
+            # What is followed, and so what its field paths say, is known only now.
+            entry.forget_lookups()
         # Per level what reacts to a change; asked for at every write.
         self.stages = [self._stage(level) for level in sorted({rule.level for rule in self.rules})]
         # What goes beside every change, however it came about.

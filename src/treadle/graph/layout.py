@@ -19,7 +19,7 @@ from treadle.model.document import Document
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 
 log = logger(__name__)
 

@@ -24,7 +24,6 @@ class Limits:
     combined_max: int = 100  # concurrent writes that share one commit
     together_max: int = 250  # concurrent reads or inserts by id that share one round trip
     together_wait_seconds: float = 0.1  # how long a call queues behind a slow one before it goes alone
-    retry_seconds: float = 60.0  # how long a write without a deadline is retried or queues
 
     # -- what follows from a write
     fan_out_max: int = 2_000  # copies of one source that are updated in the commit of its write

@@ -42,6 +42,7 @@ from treadle.model.shown import quoted
 from treadle.model.storable import refuse_unsendable, too_deep
 from treadle.plan import Plan, Raw, by_id
 from treadle.plan.capabilities import Capabilities
+from treadle.query.field_paths import FieldPaths
 from treadle.query.paths import ARRAYS, Path, Step
 
 D = TypeVar("D", bound=Document)
@@ -390,6 +391,7 @@ class Entry(Generic[D]):
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
         self._lookups: dict[Any, list[Any]] = {}
+        self._field_paths: FieldPaths | None = None
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
@@ -479,6 +481,13 @@ class Entry(Generic[D]):
         made: R = self._made[key]
         return made
 
+    @property
+    def field_paths(self) -> FieldPaths:
+        """The stored paths that filters, updates and sorts may name."""
+        if self._field_paths is None:
+            self._field_paths = FieldPaths(self.codec, self.shielded, self.watched)
+        return self._field_paths
+
     def add(self, rule: Rule) -> None:
         """Make a rule part of this model."""
         self.rules.append(rule)
@@ -487,6 +496,7 @@ class Entry(Generic[D]):
     def forget_lookups(self) -> None:
         self._lookups.clear()
         self._made.clear()
+        self._field_paths = None
 
     @property
     def kept(self) -> dict[str, Any]:

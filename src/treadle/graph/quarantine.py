@@ -24,8 +24,9 @@ from treadle.errors import TreadleError
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.logs import logger
 from treadle.model.shown import shown
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, update_one
-from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import is_about_one_document, message_of, refusals
 
 SET_ASIDE = "treadle.set_aside"
@@ -81,8 +82,7 @@ def storable_key(key: Any) -> Any:
         small = len(bson.encode({"": key}, codec_options=CODEC_OPTIONS)) <= KEY_BYTES_MAX
         if small and _has_plain_names(key):
             return key
-    except Exception:
-        # Whatever the reason, it cannot be sent.
+    except ENCODING_ERRORS:
         pass
     text = repr(key)
     if len(text) <= KEY_BYTES_MAX // 10:
@@ -95,7 +95,7 @@ def _has_plain_names(value: Any) -> bool:
         return all(not name.startswith("$") and _has_plain_names(each) for name, each in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(_has_plain_names, value))
-    return not isinstance(value, (DBRef, RawId))
+    return not isinstance(value, (DBRef, UndecodableId))
 
 
 # -- going on --------------------------------------------------------------------------------------
@@ -112,8 +112,8 @@ def readable(label: str, reading: Plan[list[Raw]]) -> Plan[list[Raw]]:
 
 def set_aside_unreadable(label: str, error: Unreadable) -> Plan[None]:
     """Note each document of a reply that cannot be decoded."""
-    for key, reason in error.failed:
-        yield from set_aside(label, error.collection, key, Unreadable(error.collection, [(key, reason)]))
+    for each in error.singly():
+        yield from set_aside(label, each.collection, each.failed[0][0], each)
 
 
 def around(label: str, collection: str, key: Any, work: Plan[R]) -> Plan[R | None]:

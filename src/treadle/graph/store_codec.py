@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.versions import VersionChain
@@ -41,7 +41,6 @@ class StoreCodec(Codec[M]):
         # The paths that rules depend on; they must be the same in the version that is written.
         self.kept: list[str] = []
         self._load: Load = codec.load
-        self.targets = {}
 
     def dispatch(
         self,
@@ -120,8 +119,8 @@ class StoreCodec(Codec[M]):
                 return load_slowly(raw)
             try:
                 return validate(raw)
-            except ValidationError:
-                # Again, for an error that names the document.
+            except Exception:
+                # Again, for an error that names the document, whatever a user's validator raised.
                 return load_slowly(raw)
 
         return load_kind

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 from pymongo.errors import OperationFailure
 
 from treadle.graph.quarantine import set_aside_unreadable
-from treadle.plan import Plan, Raw, find, in_one_reply, outside
-from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan import Plan, Raw, find, one_reply, outside
+from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import UNAUTHORIZED
 from treadle.query.keys import freeze
 
@@ -31,11 +31,11 @@ def matching(
     collection: str, condition: Raw, last: list[Any] | None, limit: int, projection: Raw | None = None
 ) -> Plan[list[Raw]]:
     """The next documents that match a condition, as many as fit into one reply; never the last one again."""
-    if last is not None and isinstance(last[0], RawId):
+    if last is not None and isinstance(last[0], UndecodableId):
         beyond = {"$and": [condition, last[0].greater()]}
-        return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **in_one_reply(limit)))
+        return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **one_reply(limit)))
     beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
-    options = {**in_one_reply(limit), **starting_at(last)}
+    options = {**one_reply(limit), **starting_at(last)}
     return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **options))
 
 

@@ -56,10 +56,25 @@ def _with_serializers(model: type[BaseModel]) -> set[str]:
     return {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
 
 
-def serialized_otherwise(codec: Codec[Any], field: StoredField) -> bool:
-    """Whether the stored form of a field does not follow from its type."""
-    whole = codec.model.__pydantic_decorators__.model_serializers
-    return bool(whole) or field.shape.kind == "custom" or field.name in _with_serializers(codec.model)
+def field_encoder(codec: Codec[Any], field: StoredField) -> Dump | None:
+    """Return what makes the stored form of a validated value of one field, None included.
+
+    None where a serializer of the whole model decides what is stored.
+    """
+    model = codec.model
+    if model.__pydantic_decorators__.model_serializers:
+        return None
+    if field.name not in _with_serializers(model):
+        return item_dump(codec, field.shape)
+    encode_in_model = _custom_dump(model, field.name)
+
+    def encode(value: Any, altered: list[Any]) -> Any:
+        # A serializer that reads other fields sees their defaults.
+        holder = model.model_construct()
+        holder.__dict__[field.name] = value
+        return encode_in_model(holder, altered)
+
+    return encode
 
 
 def _dict_display(codec: Codec[Any], fields: Sequence[StoredField], custom: set[str]) -> Dump:

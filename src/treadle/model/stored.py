@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
 
 from treadle.errors import DataError, UsageError
-from treadle.model.bson_types import RESERVED
 from treadle.model.shape import Shape
 
 M = TypeVar("M", bound=BaseModel)
@@ -57,10 +56,6 @@ class Codec(Generic[M]):
         self.by_stored: dict[str, StoredField] = {}
         # The maps that are stored as pairs, by stored path.
         self.pairs: dict[str, Shape] = {}
-        # What updates may write, by stored path (`query/update_values.py`).
-        self.spots: dict[str, Any] = {}
-        # What stored paths lead to (`query/names.py`).
-        self.targets: dict[str, Any] = {}
         self.bounded_depth = True
         self.ready = False
         self._dump: Dump = _not_compiled
@@ -71,7 +66,7 @@ class Codec(Generic[M]):
         """The document to store; notes in `altered` what it had to change."""
         try:
             raw: dict[str, Any] = self._dump(value, altered)
-        except (KeyError, AttributeError, TypeError) as error:
+        except (KeyError, AttributeError, TypeError, PydanticSerializationError) as error:
             raise self._inconsistent(error) from error
         return raw
 
@@ -80,7 +75,7 @@ class Codec(Generic[M]):
         dump = self._dump
         try:
             return [dump(value, altered) for value in values]
-        except (KeyError, AttributeError, TypeError) as error:
+        except (KeyError, AttributeError, TypeError, PydanticSerializationError) as error:
             raise self._inconsistent(error) from error
 
     def _inconsistent(self, error: Exception) -> UsageError:
@@ -89,11 +84,6 @@ class Codec(Generic[M]):
             f"({type(error).__name__}: {error}); build it through its constructor",
             code="model-inconsistent",
         )
-
-    @cached_property
-    def plain_names(self) -> frozenset[str]:
-        """The stored names of fields that are as good as any: not Treadle's, no operator."""
-        return frozenset(name for name in self.by_stored if name.isidentifier() and name != RESERVED)
 
     def load(self, raw: dict[str, Any]) -> M:
         """The validated model of a stored document; takes the document over."""
@@ -104,10 +94,23 @@ class Codec(Generic[M]):
         except ValidationError as error:
             # Not chained: Pydantic repeats the values that it refuses.
             raise invalid(self.model, raw, error) from None
+        except Exception as error:
+            # A validator of the user's own may raise anything; Pydantic turns only a few into its own error.
+            raise validator_failed(self.model, raw, error) from error
 
 
 def _not_compiled(value: Any, altered: list[Any]) -> Any:
     raise AssertionError("the codec is not compiled yet")
+
+
+def validator_failed(model: type[BaseModel], raw: Any, error: Exception) -> InvalidDocument:
+    """Return the error where a user's own validator raises for a stored document."""
+    identity = raw.get("_id") if isinstance(raw, dict) else None
+    return InvalidDocument(
+        f"a validator of {model.__name__} raises {type(error).__name__} for the stored document with _id "
+        f"{identity!r}; repair the document, or the validator",
+        code="document-invalid",
+    )
 
 
 def invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> InvalidDocument:

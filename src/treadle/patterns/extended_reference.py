@@ -27,7 +27,7 @@ from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Patte
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw
-from treadle.query.comparison import same, unlike
+from treadle.query.comparison import differs_condition, same
 from treadle.query.keys import freeze
 from treadle.query.paths import (
     ARRAYS,
@@ -343,7 +343,7 @@ class ReferenceRule(CopyRule):
     def differing(self, source: Raw) -> Raw:
         if self.snapshots or self.holds_reference or any(step.array for step in self.steps):
             return {}
-        return unlike(self.path, self._card(source))
+        return differs_condition(self.path, self._card(source))
 
     def _plain_update(self, source: Raw) -> list[Raw]:
         if not self.snapshots and not self.holds_reference:

@@ -23,10 +23,9 @@ from treadle.graph.gather import GroupRule, Origin
 from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
-from treadle.query.keys import GroupKey, KeyPart
-from treadle.query.pairs import paired_filter
+from treadle.query.filters import parse_condition
+from treadle.query.keys import GroupField, GroupKey
 from treadle.query.paths import model_of, overlap, resolve
-from treadle.query.safety import clean
 from treadle.query.windows import Unit, Window, is_timezone
 
 _DAY = dt.timedelta(days=1)
@@ -143,17 +142,13 @@ def _refuse_shapes(place: Place) -> None:
 class RollupRule(GroupRule):
     """The groups of one source, each with a document."""
 
-    pattern = "rollup"
-
     def __init__(self, place: Place, graph: Models, declared: Rollup) -> None:
         source = graph.resolve(declared.source, place.label)
         if source is place.entry:
             raise DeclarationError(f"{place.label} is a rollup of itself", code="maintenance-cycle")
         key = GroupKey(_parts(place, source, declared.keys))
-        super().__init__(
-            place, Origin(source, key, paired_filter(source.codec, clean(dict(declared.where or {}))))
-        )
-        self.maintain, self.every = declared.maintain, declared.every
+        where = parse_condition(source.codec, declared.where or {})
+        super().__init__(place, Origin(source, key, where), declared)
         _check_identity(place, key)
 
     def check(self, graph: Models) -> None:
@@ -175,7 +170,7 @@ class RollupRule(GroupRule):
             )
 
 
-def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed | Total]) -> list[KeyPart]:
+def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed | Total]) -> list[GroupField]:
     if not isinstance(keys, Mapping) or not keys:
         raise DeclarationError(
             f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",
@@ -198,7 +193,7 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed 
                     code="rollup-keys",
                 )
             # An id is what each source has, and what never changes.
-            parts.append(KeyPart(own.stored, "_id", constant=origin.name))
+            parts.append(GroupField(own.stored, "_id", constant=origin.name))
             continue
         path = origin if isinstance(origin, str) else origin.field
         other = resolve(source.codec, path, place.label, "source-field-missing")
@@ -211,7 +206,7 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed 
                 )
         window = None if isinstance(origin, str) else _window(place, name, origin)
         _check_type(place, name, own.shape, other.shape, path, window)
-        parts.append(KeyPart(own.stored, other.stored, window, own.shape.optional))
+        parts.append(GroupField(own.stored, other.stored, window, own.shape.optional))
     return parts
 
 

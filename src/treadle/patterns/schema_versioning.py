@@ -22,8 +22,9 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.graph.versions import MIGRATIONS, Function, Pipeline, Way
 from treadle.model.document import Document
 from treadle.plan import Raw
+from treadle.query.filters import clean
 from treadle.query.paths import top
-from treadle.query.safety import UPDATE_STAGES, clean, is_update_stage
+from treadle.query.updates import UPDATE_STAGES, is_update_stage
 
 
 class Migration:

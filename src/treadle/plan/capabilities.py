@@ -1,23 +1,21 @@
-"""What the server at hand can do: tried by harmless commands, never concluded from its version.
+"""What a server can do, probed by harmless commands and never concluded from its version.
 
-A probe names a collection that does not exist, reads nothing there and writes
-nothing. What matters is how the server refuses it, if it does. A refusal for
-want of rights says nothing, and counts as "has it": the real command will
-tell. An error that passes is raised, and nothing is concluded from it.
+A probe names a collection that does not exist, and writes nothing. What counts is how the server refuses
+it, if it does. A refusal for missing rights says nothing and counts as "has it": the real command will
+tell. A transient error is raised, and nothing is concluded from it.
 
-A Store probes what its declarations use, before its first write that others
-follow, and again after a failover. `treadle doctor` probes everything.
+A Store probes what its declarations use, before its first write that has effects, and again after a
+failover. `treadle doctor` probes everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, TypeVar
-from uuid import UUID
 
-from bson import Binary, ObjectId
+from bson import ObjectId
 from pymongo.errors import ConfigurationError, OperationFailure
 
 from treadle.errors import DeclarationError, TreadleError, UsageError
@@ -26,7 +24,7 @@ from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED, is_ref
 
 R = TypeVar("R")
 
-# MongoDB 6.0. Told by the protocol, which a server announces before any login.
+# MongoDB 6.0. A server announces its protocol before any login.
 WIRE_VERSION_MIN = 17
 OPERATIONS_MAX = 100_000
 # No collection has this name.
@@ -34,63 +32,74 @@ NOWHERE = "treadle.probe"
 REPLICA_SET_OF_ONE = (
     "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
 )
+# The server's default of `transactionLifetimeLimitSeconds`, for one that does not say.
+TRANSACTION_SECONDS = 60
+# The server looks for expired transactions every half of that time, and at least this often.
+EXPIRY_CHECK_SECONDS_MAX = 60
+# For an election or a slow disk on top of that.
+LOCK_MARGIN_SECONDS = 10
+
+
+def _fact(name: str, default: bool | int | None = False) -> Any:
+    """Declare a capability with its name in messages and tables."""
+    return field(default=default, metadata={"name": name})
 
 
 @dataclass(frozen=True)
 class Capabilities:
     """The facts on which plans depend; what was not probed counts as missing."""
 
-    transactions: bool = False
-    # How long a transaction may last; None where the server does not say.
-    transaction_seconds: int | None = None
-    retryable_writes: bool = False
-    # Change streams of a database whose events have a cluster time.
-    streams: bool = False
-    # The database's name, as the events of its collections have it; empty where streams were not probed.
-    database: str = ""
-    pre_images: bool = False
-    # Whether an event of more than 16 MB comes in pieces.
-    split_events: bool = False
-    pipeline_updates: bool = False
-    merges: bool = False
-    unions: bool = False
-    graph_lookups: bool = False
-    # `$lookup` by a field and with a pipeline of its own.
-    lookup_pipelines: bool = False
-    array_sorts: bool = False
-    # Whether a session can read as of one moment without a transaction.
-    snapshots: bool = False
-    time_series: bool = False
-    validators: bool = False
-    kill_sessions: bool = False
-    # Operations in one batch.
-    operations_max: int = OPERATIONS_MAX
-    # Whether it is one server alone, and whether it is the router of a sharded cluster.
+    transactions: bool = _fact("transactions")
+    # None where the server does not say.
+    transaction_seconds: int | None = _fact("seconds that a transaction may last", None)
+    retryable_writes: bool = _fact("retryable writes")
+    # Of a database, with the cluster time in their events.
+    streams: bool = _fact("change streams")
+    pre_images: bool = _fact("pre-images in change streams")
+    split_events: bool = _fact("$changeStreamSplitLargeEvent")
+    pipeline_updates: bool = _fact("updates by pipeline")
+    merges: bool = _fact("$merge")
+    unions: bool = _fact("$unionWith")
+    graph_lookups: bool = _fact("$graphLookup")
+    lookup_pipelines: bool = _fact("$lookup with a pipeline")
+    array_sorts: bool = _fact("$sortArray")
+    snapshots: bool = _fact("snapshot reads")
+    time_series: bool = _fact("time series")
+    validators: bool = _fact("$jsonSchema in collMod")
+    operations_max: int = _fact("operations in one batch", OPERATIONS_MAX)
     standalone: bool = False
-    sharded: bool = False
+    sharded: bool = False  # the router of a sharded cluster
+    database: str = ""  # its name in change events; empty where streams were not probed
 
-    def together(self, make: Callable[[], Plan[R]]) -> Plan[R]:
-        """The plan that `make` makes, in a transaction where the server has them."""
+    @property
+    def lock_seconds(self) -> float:
+        """For how long the server may hold the locks of a client that was killed."""
+        limit = self.transaction_seconds or TRANSACTION_SECONDS
+        return limit + min(limit / 2, EXPIRY_CHECK_SECONDS_MAX) + LOCK_MARGIN_SECONDS
+
+    def transact(self, make: Callable[[], Plan[R]]) -> Plan[R]:
+        """Run the plan that `make` makes, in a transaction if the server has them."""
         return transact(make) if self.transactions else make()
 
     def require_transactions(
         self,
         what: str,
         instead: str | None = None,
+        *,
         code: str = "transactions-unavailable",
         error: type[TreadleError] = UsageError,
     ) -> None:
         """Refuse what a server without transactions cannot do; `instead` is another way out."""
         if self.transactions:
             return
-        this, ways = "this server", ["use a server that has them"]
-        if self.standalone:
-            this, ways = "this standalone server", [REPLICA_SET_OF_ONE]
-        choices = ", or ".join([*ways, instead] if instead else ways)
-        raise error(f"{what} needs transactions, which {this} does not have; {choices}", code=code) from None
+        server = "this standalone server" if self.standalone else "this server"
+        advice = REPLICA_SET_OF_ONE if self.standalone else "use a server that has them"
+        choices = f"{advice}, or {instead}" if instead else advice
+        text = f"{what} needs transactions, which {server} does not have; {choices}"
+        raise error(text, code=code) from None
 
     def require(self, name: str, what: str, instead: str) -> None:
-        """Refuse a declaration that cannot be kept without a capability."""
+        """Refuse a declaration that needs a missing capability."""
         if name == "transactions":
             self.require_transactions(what, instead, code="transactions-needed", error=DeclarationError)
         elif not getattr(self, name):
@@ -100,39 +109,25 @@ class Capabilities:
             ) from None
 
 
-# What each is called in messages and tables.
+# The names of the capabilities that are probed, as messages and tables have them.
 NAMES: Mapping[str, str] = {
-    "transactions": "transactions",
-    "transaction_seconds": "seconds that a transaction may last",
-    "retryable_writes": "retryable writes",
-    "streams": "change streams",
-    "pre_images": "pre-images in change streams",
-    "split_events": "$changeStreamSplitLargeEvent",
-    "pipeline_updates": "updates by pipeline",
-    "merges": "$merge",
-    "unions": "$unionWith",
-    "graph_lookups": "$graphLookup",
-    "lookup_pipelines": "$lookup with a pipeline",
-    "array_sorts": "$sortArray",
-    "snapshots": "snapshot reads",
-    "time_series": "time series",
-    "validators": "$jsonSchema in collMod",
-    "kill_sessions": "killSessions",
-    "operations_max": "operations in one batch",
+    each.name: each.metadata["name"] for each in fields(Capabilities) if "name" in each.metadata
 }
-# Every Store knows these, whatever it declares.
-BASIC = frozenset({"transactions", "retryable_writes", "pipeline_updates", "operations_max"})
+# What every Store needs, whatever it declares.
+BASIC = frozenset(
+    {"transactions", "transaction_seconds", "retryable_writes", "pipeline_updates", "operations_max"}
+)
 EVERYTHING = frozenset(NAMES)
 
 
 def clock() -> Plan[datetime]:
-    """The server's time: a client's own may be wrong."""
+    """Return the server's time, because a client's own may be wrong."""
     now: datetime = (yield from database_command({"hello": 1}, writes=False, admin=True))["localTime"]
     return now
 
 
 def greet() -> Plan[Raw]:
-    """How the server describes itself; one that is too old is refused."""
+    """Return the server's description of itself; raises `UsageError` for one that is too old."""
     hello = yield from database_command({"hello": 1}, writes=False, admin=True)
     if hello.get("maxWireVersion", 0) < WIRE_VERSION_MIN:
         raise UsageError(
@@ -144,21 +139,20 @@ def greet() -> Plan[Raw]:
 
 
 def read_capabilities(used: Iterable[str] = EVERYTHING) -> Plan[Capabilities]:
-    """Ask the server for what is used."""
+    """Probe what is used; raises `UsageError` for a server that is too old."""
     hello = yield from greet()
     used = {*used, *BASIC}
-    found = described_by(hello)
-    if not found.standalone and "logicalSessionTimeoutMinutes" in hello:
-        found = replace(found, transactions=(yield from _has_transactions()))
-    found = replace(found, **(yield from _try_update()))
+    known = describe(hello)
+    if not known.standalone and "logicalSessionTimeoutMinutes" in hello:
+        known = replace(known, transactions=(yield from _has_transactions()))
     for names, probe in _PROBES.items():
         if used.intersection(names):
-            found = replace(found, **(yield from probe(found)))
-    return found
+            known = replace(known, **(yield from probe(known)))
+    return known
 
 
-def described_by(hello: Mapping[str, Any]) -> Capabilities:
-    """What the server's own description tells."""
+def describe(hello: Mapping[str, Any]) -> Capabilities:
+    """Return the capabilities that the server's description tells."""
     sharded = hello.get("msg") == "isdbgrid"
     return Capabilities(
         standalone=not (sharded or "setName" in hello or "serviceId" in hello),
@@ -167,47 +161,49 @@ def described_by(hello: Mapping[str, Any]) -> Capabilities:
     )
 
 
-# -- probes ---------------------------------------------------------------------------------------------
+# -- probes ----------------------------------------------------------------------------------------
 
 
-class _Opened(Exception):
-    """Ends the transaction of a probe."""
+class _Abort(Exception):
+    """Aborts the transaction of a probe."""
 
 
 def _has_transactions() -> Plan[bool]:
-    """Read in a transaction, and abort it."""
-
-    def look() -> Plan[None]:
+    def probe() -> Plan[None]:
         yield from find_one(NOWHERE, {}, {"_id": 1})
-        raise _Opened
+        raise _Abort
 
     try:
-        yield from transact(look)
-    except _Opened:
+        yield from transact(probe)
+    except _Abort:
         return True
-    except (ConfigurationError, UsageError):
+    except ConfigurationError:
         return False
     except OperationFailure as error:
         return _has_it(error)
     return True
 
 
-def _try_update() -> Plan[Raw]:
-    """A retryable update by pipeline, of nothing; where it is refused, an update of each kind."""
-    by_pipeline, plain = [{"$set": {"at": "$$NOW"}}], {"$set": {"at": 1}}
+def _read_lifetime(known: Capabilities) -> Plan[Raw]:
+    name = "transactionLifetimeLimitSeconds"
+    try:
+        reply = yield from database_command({"getParameter": 1, name: 1}, writes=False, admin=True)
+    except OperationFailure as error:
+        if error.code not in UNAUTHORIZED and not is_refusal(error):
+            raise
+        return {}
+    return {"transaction_seconds": reply.get(name)}
 
-    def works(update: Any) -> Plan[bool]:
-        return (yield from _accepted(lambda: update_one(NOWHERE, {"_id": ObjectId()}, update)))
 
-    if (yield from works(by_pipeline)):
+def _probe_updates(known: Capabilities) -> Plan[Raw]:
+    """Send a retryable update by pipeline that matches nothing; if it is refused, one by operators."""
+    nothing = {"_id": ObjectId()}
+    if (yield from _accepts(update_one(NOWHERE, nothing, [{"$set": {"at": "$$NOW"}}]))):
         return {"retryable_writes": True, "pipeline_updates": True}
-    if (yield from works(plain)):
-        return {"retryable_writes": True}
-    return {}
+    return {"retryable_writes": (yield from _accepts(update_one(NOWHERE, nothing, {"$set": {"at": 1}})))}
 
 
-def _try_stages(found: Capabilities) -> Plan[Raw]:
-    """Stages by what they are called, all in one pipeline that is only explained."""
+def _probe_stages(known: Capabilities) -> Plan[Raw]:
     same = {"localField": "_id", "foreignField": "_id"}
     graph = {"startWith": "$_id", "connectFromField": "_id", "connectToField": "up"}
     stages: dict[str, Raw] = {
@@ -217,20 +213,12 @@ def _try_stages(found: Capabilities) -> Plan[Raw]:
         "array_sorts": {"$set": {"c": {"$sortArray": {"input": [1], "sortBy": 1}}}},
         "merges": {"$merge": {"into": NOWHERE}},
     }
-    if (yield from _explains([*stages.values()])):
-        return dict.fromkeys(stages, True)
-    each = {}
-    for name, stage in stages.items():
-        each[name] = yield from _explains([stage])
-    return each
+    return (yield from _probe_each(stages, _explain))
 
 
-def _try_streams(found: Capabilities) -> Plan[Raw]:
-    """Open a change stream of the database, and close it again.
-
-    Replies of every replica set have an operation time. A server without has no time in its events either.
-    """
-    if found.standalone:
+def _probe_streams(known: Capabilities) -> Plan[Raw]:
+    """Open a change stream of the database, and close it."""
+    if known.standalone:
         return {}
     stages: list[Raw] = [{"$changeStream": {}}]
     command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
@@ -240,66 +228,65 @@ def _try_streams(found: Capabilities) -> Plan[Raw]:
         return {"streams": _has_it(error)}
     close = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
     yield from database_command(close, writes=False)
+    # A server whose replies have no time has none in its events either.
     if "operationTime" not in reply:
         return {}
-    splits = yield from _explains([*stages, {"$changeStreamSplitLargeEvent": {}}], 1)
+    split = _explain([*stages, {"$changeStreamSplitLargeEvent": {}}], 1)
+    splits = yield from _accepts(database_command(split, writes=False))
     database = reply["cursor"].get("ns", "").partition(".")[0]
     return {"streams": True, "split_events": splits, "database": database}
 
 
-def _try_collection_options(found: Capabilities) -> Plan[Raw]:
-    """Options of collections, as changes to one that is not there."""
+def _probe_collection_options(known: Capabilities) -> Plan[Raw]:
+    """Change options of a collection that does not exist."""
     options: dict[str, Raw] = {
         "validators": {"validator": {"$jsonSchema": {}}},
         "time_series": {"timeseries": {"granularity": "hours"}},
     }
-    if found.streams:
+    if known.streams:
         options["pre_images"] = {"changeStreamPreAndPostImages": {"enabled": True}}
-    together = {name: value for option in options.values() for name, value in option.items()}
-    if (yield from _knows_option(together)):
-        return dict.fromkeys(options, True)
-    each = {}
-    for name, option in options.items():
-        each[name] = yield from _knows_option(option)
-    return each
+    return (yield from _probe_each(options, _modify, NAMESPACE_NOT_FOUND))
 
 
-def _try_snapshot(found: Capabilities) -> Plan[Raw]:
-    look = {"find": NOWHERE, "limit": 1, "readConcern": {"level": "snapshot"}}
-    return {"snapshots": (yield from _accepted(lambda: database_command(look, writes=False)))}
+def _probe_snapshots(known: Capabilities) -> Plan[Raw]:
+    read = {"find": NOWHERE, "limit": 1, "readConcern": {"level": "snapshot"}}
+    return {"snapshots": (yield from _accepts(database_command(read, writes=False)))}
 
 
-def _try_kill(found: Capabilities) -> Plan[Raw]:
-    """End a session that never was."""
-    kill = {"killSessions": [{"id": Binary.from_uuid(UUID(int=0))}]}
-    return {"kill_sessions": (yield from _accepted(lambda: database_command(kill, writes=False, admin=True)))}
-
-
-def _read_lifetime(found: Capabilities) -> Plan[Raw]:
-    name = "transactionLifetimeLimitSeconds"
-    try:
-        reply = yield from database_command({"getParameter": 1, name: 1}, writes=False, admin=True)
-    except OperationFailure as error:
-        if not is_refusal(error):
-            raise
-        return {}
-    return {"transaction_seconds": reply.get(name)}
-
-
-# In this order: later ones look at what earlier ones found.
+# In this order: `_probe_collection_options` needs to know whether there are streams.
 _PROBES: Mapping[tuple[str, ...], Callable[[Capabilities], Plan[Raw]]] = {
-    ("lookup_pipelines", "graph_lookups", "unions", "array_sorts", "merges"): _try_stages,
-    ("streams", "split_events"): _try_streams,
-    ("validators", "time_series", "pre_images"): _try_collection_options,
-    ("snapshots",): _try_snapshot,
-    ("kill_sessions",): _try_kill,
     ("transaction_seconds",): _read_lifetime,
+    ("retryable_writes", "pipeline_updates"): _probe_updates,
+    ("lookup_pipelines", "graph_lookups", "unions", "array_sorts", "merges"): _probe_stages,
+    ("streams", "split_events"): _probe_streams,
+    ("validators", "time_series", "pre_images"): _probe_collection_options,
+    ("snapshots",): _probe_snapshots,
 }
-assert {each.name for each in fields(Capabilities)} - {"standalone", "sharded", "database"} == EVERYTHING
+
+
+def _explain(stages: Sequence[Raw], source: str | int = NOWHERE) -> Raw:
+    aggregate: Raw = {"aggregate": source, "pipeline": stages, "cursor": {}}
+    return {"explain": aggregate, "verbosity": "queryPlanner"}
+
+
+def _modify(options: Sequence[Raw]) -> Raw:
+    return {"collMod": NOWHERE, **{name: value for each in options for name, value in each.items()}}
+
+
+def _probe_each(
+    probes: Mapping[str, Raw], command: Callable[[Sequence[Raw]], Raw], needless: int | None = None
+) -> Plan[Raw]:
+    """Return which of these parts of a command the server accepts: all in one, or else each in one."""
+    if (yield from _accepts(database_command(command([*probes.values()]), writes=False), needless)):
+        return dict.fromkeys(probes, True)
+    accepted: Raw = {}
+    for name, part in probes.items():
+        accepted[name] = yield from _accepts(database_command(command([part]), writes=False), needless)
+    return accepted
 
 
 def _has_it(error: OperationFailure) -> bool:
-    """Whether a refusal leaves open that the server has it; an error that passes is raised."""
+    """Whether the server may have what it refused; raises a transient error."""
     if error.code in UNAUTHORIZED:
         return True
     if is_refusal(error):
@@ -307,23 +294,10 @@ def _has_it(error: OperationFailure) -> bool:
     raise error
 
 
-def _accepted(make: Callable[[], Plan[Any]]) -> Plan[bool]:
+def _accepts(plan: Plan[Any], needless: int | None = None) -> Plan[bool]:
+    """Whether the server accepts a command; a refusal with the code `needless` says nothing against it."""
     try:
-        yield from make()
+        yield from plan
     except OperationFailure as error:
-        return _has_it(error)
-    return True
-
-
-def _explains(stages: list[Raw], of: Any = NOWHERE) -> Plan[bool]:
-    explain = {"explain": {"aggregate": of, "pipeline": stages, "cursor": {}}, "verbosity": "queryPlanner"}
-    return (yield from _accepted(lambda: database_command(explain, writes=False)))
-
-
-def _knows_option(option: Raw) -> Plan[bool]:
-    """Whether a change to a collection is refused only because there is no such collection."""
-    try:
-        yield from database_command({"collMod": NOWHERE, **option}, writes=False)
-    except OperationFailure as error:
-        return error.code == NAMESPACE_NOT_FOUND or _has_it(error)
+        return error.code == needless or _has_it(error)
     return True

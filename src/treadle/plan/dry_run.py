@@ -1,10 +1,4 @@
-"""Listing writes instead of performing them.
-
-`dry` wraps a plan in another that passes the reads on to whichever runner
-drives it, and keeps the writes. So the blocking and the asyncio shell share
-it. A write's result is that of a write that matched nothing, which a plan
-must be able to meet anyway.
-"""
+"""Listing the writes of a plan instead of performing them."""
 
 from __future__ import annotations
 
@@ -14,41 +8,43 @@ from typing import Any, TypeVar
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
 from treadle.plan import (
-    Aside,
     Call,
     Command,
     DatabaseCommand,
+    IsInside,
+    Outside,
     Plan,
     Read,
+    Request,
+    ServerFacts,
     Transact,
     Wait,
     not_fresh,
 )
+from treadle.plan.capabilities import Capabilities
 
 R = TypeVar("R")
 
 
-def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
-    """Run a plan's reads, and append its writes to `writes`."""
+def list_writes(plan: Plan[R], writes: list[Command], server: Capabilities) -> Plan[R]:
+    """Perform the reads of a plan, and append its writes to `writes`.
+
+    A write gets the result of one that matched nothing. Only reads reach the runner: `server` answers
+    for what it can do, because a Store that asks may first recover what a crash left unfinished. A
+    command that is neither raises `TypeError`.
+    """
     if getgeneratorstate(plan) != GEN_CREATED:
         raise not_fresh()
     try:
         command = next(plan)
         while True:
-            if isinstance(command, Transact):
-                result = yield from dry(command.make(), writes)
-            elif _writes(command):
-                writes.append(command)
-                result = nothing_matched(command)
-            elif isinstance(command, (Aside, Wait)):
-                result = None
+            try:
+                result = yield from _perform(command, writes, server)
+            except Exception as error:
+                # A runner throws every error into its plan.
+                command = plan.throw(error)
             else:
-                try:
-                    result = yield command
-                except Exception as error:
-                    command = plan.throw(error)
-                    continue
-            command = plan.send(result)
+                command = plan.send(result)
     except StopIteration as stop:
         value: R = stop.value
         return value
@@ -56,15 +52,42 @@ def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
         plan.close()
 
 
-def _writes(command: Command) -> bool:
-    if isinstance(command, Read):
-        stages = command.arguments[0] if command.method == "aggregate" else []
-        return any(name in stage for stage in stages for name in ("$merge", "$out"))
-    return isinstance(command, (Call, DatabaseCommand)) and command.writes
+def _perform(command: Command, writes: list[Command], server: Capabilities) -> Plan[Any]:
+    if isinstance(command, (Transact, Outside)):
+        return (yield from list_writes(command.make(), writes, server))
+    if isinstance(command, ServerFacts):
+        return server
+    if isinstance(command, Wait):
+        return None
+    if isinstance(command, (Call, DatabaseCommand, Read)):
+        if is_write(command):
+            writes.append(command)
+            return nothing_matched(command)
+    elif not isinstance(command, IsInside):
+        raise TypeError(f"a dry run cannot perform {command!r}")
+    return (yield command)
+
+
+def is_write(command: Request) -> bool:
+    """Whether a command may change the database; an aggregation does with `$merge` or `$out`."""
+    if not isinstance(command, Read):
+        return command.writes
+    stages = command.arguments[0] if command.method == "aggregate" else []
+    return any(name in stage for stage in stages for name in ("$merge", "$out"))
+
+
+_UPDATED = UpdateResult({"n": 0, "nModified": 0}, True)
+_DELETED = DeleteResult({"n": 0}, True)
+_COUNTS = ("nInserted", "nMatched", "nModified", "nRemoved", "nUpserted")
+_NOTHING_MATCHED = {
+    **dict.fromkeys(("update_one", "update_many", "replace_one"), _UPDATED),
+    **dict.fromkeys(("delete_one", "delete_many"), _DELETED),
+    "bulk_write": BulkWriteResult({**dict.fromkeys(_COUNTS, 0), "upserted": []}, True),
+}
 
 
 def nothing_matched(command: Command) -> Any:
-    """What a command answers that concerned no document."""
+    """Return the result of a command that concerned no document."""
     if isinstance(command, Read):
         return []
     if not isinstance(command, Call):
@@ -73,11 +96,4 @@ def nothing_matched(command: Command) -> Any:
         return InsertOneResult(command.arguments[0].get("_id"), True)
     if command.method == "insert_many":
         return InsertManyResult([document.get("_id") for document in command.arguments[0]], True)
-    if command.method in ("update_one", "update_many", "replace_one"):
-        return UpdateResult({"n": 0, "nModified": 0}, True)
-    if command.method in ("delete_one", "delete_many"):
-        return DeleteResult({"n": 0}, True)
-    if command.method == "bulk_write":
-        empty = {"nInserted": 0, "nMatched": 0, "nModified": 0, "nRemoved": 0, "nUpserted": 0, "upserted": []}
-        return BulkWriteResult(empty, True)
-    return None
+    return _NOTHING_MATCHED.get(command.method)

@@ -1,4 +1,4 @@
-"""What the server's errors mean: the one place that knows its codes, its labels and its words."""
+"""What the server's errors mean: the one module that knows its codes, its labels and its words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bson.errors import BSONError
+from pydantic import ValidationError
 from pymongo.errors import (
     BulkWriteError,
     CollectionInvalid,
@@ -24,10 +25,10 @@ from treadle.model.bson_types import Raw
 from treadle.model.schema_check import join
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 
-# -- codes, by the names that the server gives them -------------------------------------------
+# -- codes, by the names that the server gives them ------------------------------------------------
 
 BAD_VALUE = 2
-UNAUTHORIZED = frozenset({13, 8000})  # The second is Atlas's.
+UNAUTHORIZED = frozenset({13, 8000})  # 8000 is Atlas's
 TYPE_MISMATCH = 14
 AUTHENTICATION_FAILED = 18
 ILLEGAL_OPERATION = 20
@@ -40,125 +41,109 @@ COMMAND_NOT_SUPPORTED_ON_VIEW = 166
 QUERY_PLAN_KILLED = 175
 SNAPSHOT_TOO_OLD = 239
 CONVERSION_FAILURE = 241
-TRANSACTION_TOO_LARGE = 388
 SNAPSHOT_UNAVAILABLE = 246
 OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
+TRANSACTION_TOO_LARGE = 388
 OBJECT_TOO_LARGE = 10334
 DUPLICATE_KEY = 11000
 INTERRUPTED = 11601
+BACKGROUND_OPERATION = 12587  # another process builds an index on the collection
 GRAPH_LOOKUP_TOO_LARGE = 40099
 UNKNOWN_TIME_ZONE = 40485
 
-# -- codes that come to the same -----------------------------------------------------------------
+# -- codes with the same meaning -------------------------------------------------------------------
 
 TOO_LARGE = frozenset({OBJECT_TOO_LARGE, 17419, 17420})
-# Of one document, for certain.
+# The document itself is refused, whichever command carries it.
 POISON = TOO_LARGE | {DOCUMENT_VALIDATION_FAILURE}
-# The place is no longer in the server's history, or cannot be found there.
+# The position of a change stream is no longer in the server's history.
 HISTORY_LOST = frozenset({CHANGE_STREAM_FATAL, CHANGE_STREAM_HISTORY_LOST})
-# What a standalone server answers to what only a replica set has.
+# A standalone server's answers to a command that needs a replica set.
 NOT_A_REPLICA_SET = frozenset({ILLEGAL_OPERATION, OPERATION_NOT_SUPPORTED_IN_TRANSACTION, 40573, 51300})
-# What a time-series collection answers to what it does not offer.
-REFUSED_ON_TIME_SERIES = frozenset(
-    {
-        ILLEGAL_OPERATION,
-        INVALID_OPTIONS,
-        COMMAND_NOT_SUPPORTED_ON_VIEW,
-        OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
-    }
-)
-# An update that makes no sense, or not for what is stored: bad values and paths, conflicts, fixed fields.
+# The answers of a time-series collection to a command that it does not support.
+REFUSED_ON_TIME_SERIES = frozenset({ILLEGAL_OPERATION, INVALID_OPTIONS}) | {
+    COMMAND_NOT_SUPPORTED_ON_VIEW,
+    OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+}
+# A malformed update, or one that does not fit the stored document: values, paths, fixed fields.
 UPDATE_REFUSED = frozenset(
     {BAD_VALUE, 9, TYPE_MISMATCH, 28, 40, 52, 53, 54, 55, 56, 57, 66, 16554, 16840, 17280}
 )
+# InvalidIdField, and field names within an id.
+ID_REFUSED = frozenset({52, 53})
 OUT_OF_TIME = frozenset({50, 262})
 OUT_OF_MEMORY = frozenset({146, 292, 16945})
-# A collection, while its documents were being read.
+# The collection was dropped while it was read.
 DROPPED = frozenset({NAMESPACE_NOT_FOUND, QUERY_PLAN_KILLED, 224})
-# A time limit, a conflict, an interruption, a lost cursor, an ended query plan, a full disk or memory, a
-# shutdown: what any execution may fail of.
-PASSING = frozenset({43, 50, 91, 112, 146, 175, 189, 237, 262, 290, 292, 11600, 11601, 11602, 14031})
-# There is no primary just now, or the connection to it is gone: an election, or the end of a server.
+# There is no primary at the moment, or the connection to it was lost.
 FAILED_OVER = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
-# Another process is building an index on the collection.
-BACKGROUND_OPERATION = 12587
-# Unreachable, not allowed, interrupted, out of time, of memory or of disk, not primary, a write concern,
-# a cursor, session or snapshot that is gone.
+# Not about the command or a document: a time limit, a conflict, an interruption, an election, missing
+# rights, a full disk or memory, a write concern, a lost cursor, session or snapshot.
 SERVER_WIDE = (
-    PASSING
-    | FAILED_OVER
+    FAILED_OVER
     | UNAUTHORIZED
-    | {AUTHENTICATION_FAILED, 24, 43, 64, 79, 100, 133, 146, 202, 217, 225, 237, 244, 251, 256, 13388}
-    | {SNAPSHOT_TOO_OLD, SNAPSHOT_UNAVAILABLE, OPERATION_NOT_SUPPORTED_IN_TRANSACTION, BACKGROUND_OPERATION}
+    | OUT_OF_TIME
+    | {AUTHENTICATION_FAILED, 24, 43, 64, 79, 100, 112, 133, 146, QUERY_PLAN_KILLED, 202, 217, 225, 237}
+    | {SNAPSHOT_TOO_OLD, 244, SNAPSHOT_UNAVAILABLE, 251, 256, OPERATION_NOT_SUPPORTED_IN_TRANSACTION}
+    | {290, 292, INTERRUPTED, BACKGROUND_OPERATION, 13388, 14031}
 )
-# What Python raises for a value that it cannot compare, convert or compute with.
-ODD_VALUES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-# Our own errors that every document would fail of.
-ABOUT_THE_WHOLE = frozenset(
-    {
-        "bucket-contended",
-        "capability-missing",
-        "deadline-passed",
-        "job-running",
-        "job-stopped",
-        "lease-busy",
-        "migration-running",
-        "overflow-layout",
-        "pipeline-updates-missing",
-        "rollup-index-missing",
-        "server-too-old",
-        "streams-unavailable",
-        "transaction-elsewhere",
-        "transactions-needed",
-        "transactions-unavailable",
-        "write-outcome-unknown",
-    }
-)
+# Our own errors that every document of a call would meet.
+_BUSY = frozenset({"bucket-contended", "job-running", "job-stopped", "lease-busy", "migration-running"})
+_MISSING = frozenset({"capability-missing", "pipeline-updates-missing", "streams-unavailable"})
+_TRANSACTIONS = frozenset({"transaction-elsewhere", "transactions-needed", "transactions-unavailable"})
+_RETRIES = frozenset({"deadline-passed", "write-contended", "write-outcome-unknown"})
+_SETUP = frozenset({"overflow-layout", "rollup-index-missing", "server-too-old"})
+ABOUT_THE_WHOLE = _BUSY | _MISSING | _TRANSACTIONS | _RETRIES | _SETUP
+# What BSON, Pydantic and arithmetic raise because of a value. Any other error that is neither ours nor
+# the driver's is a bug: a `TypeError` or `KeyError` must not look like a bad document. What a user's own
+# function raises is wrapped in a `DataError` where that function is called.
+VALUE_ERRORS = (BSONError, ValidationError, ArithmeticError, *ENCODING_ERRORS)
 
 TRANSIENT = "TransientTransactionError"
 OUTCOME_UNKNOWN = "UnknownTransactionCommitResult"
+RETRYABLE = "RetryableWriteError"
 
 
 def refusals(error: BaseException) -> list[Raw]:
-    """What the server says of each write that it refused, in a bulk or alone."""
+    """List what the server says of each write that it refused, in a bulk or alone."""
     details: Raw = getattr(error, "details", None) or {}
     return list(details.get("writeErrors") or []) if isinstance(error, BulkWriteError) else [details]
 
 
 def codes_of(error: BaseException) -> set[Any]:
-    """The codes of an error, and of the single writes that it speaks of."""
+    """Return the codes of an error and of the single writes that it reports."""
     return {getattr(error, "code", None), *(each.get("code") for each in refusals(error))} - {None}
 
 
 def message_of(error: BaseException) -> str:
-    """What the server, or the driver, says; of the first write where several were refused."""
+    """Return the server's or the driver's words; of several refused writes, those about the first."""
     return str(next((each["errmsg"] for each in refusals(error) if each.get("errmsg")), error))
 
 
-# -- the whole operation ----------------------------------------------------------------------------
+# -- the whole operation ---------------------------------------------------------------------------
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a transaction was aborted for a passing reason, and is to be tried again as a whole."""
+    """Whether a transaction was aborted and is worth running again as a whole."""
     return isinstance(error, PyMongoError) and error.has_error_label(TRANSIENT)
 
 
 def is_outcome_unknown(error: BaseException) -> bool:
-    """Whether nobody can tell if a transaction was committed."""
+    """Whether a transaction may or may not have been committed."""
     return isinstance(error, PyMongoError) and error.has_error_label(OUTCOME_UNKNOWN)
 
 
 def lacks_sessions(error: BaseException) -> bool:
-    """Whether a member that has only just started does not know of sessions yet; it has no label."""
+    """Whether a member that has just started does not know sessions yet; this error has no label."""
     return isinstance(error, ConfigurationError) and "Sessions are not supported" in str(error)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether a command that may be repeated is worth repeating: there is a new primary soon.
+    """Whether an idempotent command is worth repeating, because there is a new primary soon.
 
-    Not where no server was found in the time that the client gives to that.
+    False where no server was found: the client has already waited for as long as its options say.
     """
     if isinstance(error, ConnectionFailure):
         return not isinstance(error, ServerSelectionTimeoutError)
@@ -166,14 +151,14 @@ def is_passing(error: BaseException) -> bool:
 
 
 def lacks_majority(error: BaseException) -> bool:
-    """Whether something was written, but nobody knows whether it stays: its write concern was not met."""
+    """Whether something was written that may be rolled back: its write concern was not met."""
     details: Raw = getattr(error, "details", None) or {}
     return isinstance(error, WriteConcernError) or bool(details.get("writeConcernErrors"))
 
 
 def surely_not_committed(error: BaseException) -> bool:
-    """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
-    # A write concern that was not met says nothing against the commit itself.
+    """Whether a failed transaction certainly wrote nothing, so that it may run again."""
+    # An unmet write concern says nothing against the commit itself.
     return isinstance(error, Exception) and not (
         lacks_majority(error)
         or is_outcome_unknown(error)
@@ -181,95 +166,73 @@ def surely_not_committed(error: BaseException) -> bool:
     )
 
 
-def copied(error: Exception) -> Exception:
-    """The same error for another caller: whoever raises one adds to its traceback, and may add notes.
-
-    Of a kind that is neither ours nor the driver's, it is the very same.
-    """
-    if not isinstance(error, (PyMongoError, TreadleError)):
-        return error
-    kind = type(error)
-    other = kind.__new__(kind)
-    other.args = error.args
-    for name, value in vars(error).items():
-        vars(other)[name] = value.copy() if isinstance(value, (dict, list, set)) else value
-    other.__cause__, other.__context__ = error.__cause__, error.__context__
-    other.__suppress_context__ = error.__suppress_context__
-    return other.with_traceback(error.__traceback__)
-
-
-def refuses_transactions(error: BaseException) -> bool:
-    """Whether a standalone server refused a transaction."""
-    # The codes are those of many refusals; only the words tell this one.
-    return (
-        isinstance(error, OperationFailure)
-        and error.code in (ILLEGAL_OPERATION, OPERATION_NOT_SUPPORTED_IN_TRANSACTION)
-        and "replica set" in str(error)
-    )
-
-
 def is_refusal(error: BaseException) -> bool:
-    """Whether a command is refused for what it is, not for a reason that passes or for want of rights."""
+    """Whether a command itself is refused, not for a transient reason or for missing rights."""
     return (
         isinstance(error, OperationFailure)
         and not is_transient(error)
-        and not error.has_error_label("RetryableWriteError")
+        and not error.has_error_label(RETRYABLE)
         and error.code not in SERVER_WIDE - {OPERATION_NOT_SUPPORTED_IN_TRANSACTION}
     )
 
 
 def exists_already(error: BaseException) -> bool:
-    """Whether a collection or view could not be made because there is one; the driver's has no code."""
+    """Whether a collection or view was not created because it exists."""
+    # The driver's own error has no code.
     return isinstance(error, CollectionInvalid) or NAMESPACE_EXISTS in codes_of(error)
 
 
-# -- single documents ---------------------------------------------------------------------------------
+# -- single documents ------------------------------------------------------------------------------
 
 
 def is_about_one_document(error: BaseException) -> bool:
-    """Whether a document stands in the way, so that the others can go on without it.
+    """Whether a document causes this error, so that the others can be processed without it.
 
-    Everything counts that no later attempt and no other document would fail
-    of: what the server refuses, what the driver cannot encode or decode, and
-    what cannot be compared or converted. Not a connection, a right, a disk, a
-    time limit or a conflict.
+    True for what the server refuses, what the driver cannot encode or decode, what a model does not
+    accept and what cannot be computed. False for bugs, and for what another attempt or another
+    document would meet too: a connection, a right, a disk, a time limit, a conflict.
     """
-    if isinstance(error, PyMongoError) and error.timeout:
-        return False
     if isinstance(error, TreadleError):
-        return not isinstance(error, DeclarationError) and error.code not in ABOUT_THE_WHOLE
-    if not isinstance(error, PyMongoError):
-        return isinstance(error, (BSONError, *ODD_VALUES))
-    if not isinstance(error, OperationFailure):
-        return isinstance(error, ENCODING_ERRORS)
-    if lacks_majority(error) or is_transient(error) or is_outcome_unknown(error):
-        return False
-    if error.has_error_label("RetryableWriteError"):
-        return False
-    codes = (
-        {each.get("code") for each in refusals(error)} if isinstance(error, BulkWriteError) else {error.code}
+        whole = isinstance(error, DeclarationError) or error.code in ABOUT_THE_WHOLE
+        return not whole and not (isinstance(error, PyMongoError) and error.timeout)
+    return isinstance(error, VALUE_ERRORS) or (
+        isinstance(error, OperationFailure) and _is_refused_write(error)
     )
+
+
+def _is_refused_write(error: OperationFailure) -> bool:
+    labels = (TRANSIENT, OUTCOME_UNKNOWN, RETRYABLE)
+    if error.timeout or lacks_majority(error) or any(map(error.has_error_label, labels)):
+        return False
+    # A bulk's own code says nothing.
+    writes = {each.get("code") for each in refusals(error)}
+    codes = writes if isinstance(error, BulkWriteError) else {error.code}
     return bool(codes) and not codes & SERVER_WIDE
 
 
+def is_bug(error: BaseException) -> bool:
+    """Whether an error can only come from a defect of the program: not from data, server or caller."""
+    return isinstance(error, Exception) and not isinstance(error, (TreadleError, PyMongoError, *VALUE_ERRORS))
+
+
 def is_duplicate(error: BaseException) -> bool:
-    """Whether a unique index refused a write: another writer's document may be the reason, and may go."""
+    """Whether a unique index refused a write; the other document may be a concurrent writer's, and go."""
     return DUPLICATE_KEY in codes_of(error)
 
 
 def is_increment_overflow(refusal: Mapping[str, Any]) -> bool:
     """Whether the sum of an `$inc` would not fit into 64 bits."""
-    # A bad value can be many things; only the words name the operator.
+    # Many refusals have this code; only the words name the operator.
     return refusal.get("code") == BAD_VALUE and "$inc" in refusal.get("errmsg", "")
 
 
-# -- clearer errors ---------------------------------------------------------------------------------
+# -- clearer errors --------------------------------------------------------------------------------
 
 
 class DuplicateKey(UsageError, DuplicateKeyError):
     """A unique index holds another document with the same key.
 
-    `index` is the index's name, `fields` are the stored names that it is of.
+    `index` is the index's name, `fields` are the stored names of its keys.
     `code` is Treadle's; the server's number is in `details`.
     """
 
@@ -283,33 +246,26 @@ class DuplicateKey(UsageError, DuplicateKeyError):
         labels: Sequence[str] = (),
         advice: str = "choose another value, or update that document (upsert does either)",
     ) -> None:
-        message = str(refusal.get("errmsg", ""))
-        named = _INDEX_NAME.search(message)
-        self.index: str = named.group(1) if named else ""
+        name = _INDEX_NAME.search(str(refusal.get("errmsg", "")))
+        self.index: str = name.group(1) if name else ""
         self.fields: tuple[str, ...] = tuple(refusal.get("keyPattern") or ())
-        which = ", ".join(self.fields) or self.index
         text = (
-            f"another {model} has the same {which} already, and the index {self.index!r} is unique "
-            f"(E11000); {advice}"
+            f"another {model} has the same {', '.join(self.fields) or self.index} already, and the index "
+            f"{self.index!r} is unique (E11000); {advice}"
         )
         UsageError.__init__(self, text, code="duplicate-key")
-        # Second: the first one passes on to this one, without the details.
+        # After UsageError's, which calls this one without the details.
         DuplicateKeyError.__init__(self, text, DUPLICATE_KEY, dict(refusal))
         for label in labels:
             self._add_error_label(label)
 
 
-# The name stands between these words in every version of the server.
+# Every version of the server puts the name between these words.
 _INDEX_NAME = re.compile(r" index: (\S+) dup key")
-LABELS = (TRANSIENT, OUTCOME_UNKNOWN, "RetryableWriteError")
-
-
-# InvalidIdField, and names in an id.
-ID_REFUSED = frozenset({52, 53})
 
 
 def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> Exception:
-    """The error to raise instead of the driver's; the driver's own where that is clear enough."""
+    """Return the error to raise instead of the driver's; the same one where that is clear enough."""
     if isinstance(error, TreadleError):
         return error
     if isinstance(error, ENCODING_ERRORS):
@@ -317,33 +273,39 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
     if not isinstance(error, PyMongoError):
         return error
     first = next(iter(refusals(error)), {})
-    if DOCUMENT_VALIDATION_FAILURE in (getattr(error, "code", None), first.get("code")):
+    decisive = {getattr(error, "code", None), first.get("code")}
+    if DOCUMENT_VALIDATION_FAILURE in decisive:
         return _refused_by_validator(first, model)
-    if DUPLICATE_KEY in (getattr(error, "code", None), first.get("code")):
-        return DuplicateKey(model, first, [label for label in LABELS if error.has_error_label(label)])
-    if ID_REFUSED & set(codes_of(error)):
+    if DUPLICATE_KEY in decisive:
+        labels = [each for each in (TRANSIENT, OUTCOME_UNKNOWN, RETRYABLE) if error.has_error_label(each)]
+        return DuplicateKey(model, first, labels)
+    return _clearer_error(codes_of(error), model) or error
+
+
+def _clearer_error(codes: set[Any], model: str) -> UsageError | None:
+    if codes & ID_REFUSED:
         return UsageError(
             f"the server does not take this as the id of a {model}: no arrays, patterns, or names that begin "
             "with '$'",
             code="value-not-storable",
         )
-    if TRANSACTION_TOO_LARGE in codes_of(error):
+    if TRANSACTION_TOO_LARGE in codes:
         return UsageError(
             f"this transaction writes more of {model} than the server's cache holds; write less at a time, "
             "or give the server a larger cache",
             code="transaction-too-large",
         )
-    if getattr(error, "code", None) in TOO_LARGE:
+    if codes & TOO_LARGE:
         return UsageError(
             f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
             "keep large or growing parts in documents of their own",
             code="document-too-large",
         )
-    return error
+    return None
 
 
 def translate_update(error: Exception, model: str, documents: Sequence[Mapping[str, Any]]) -> Exception:
-    """The same for an update, which the server may refuse for what it asks."""
+    """Do the same for an update, which the server may refuse for what it asks."""
     refusal = next(iter(refusals(error)), {})
     code = refusal.get("code", getattr(error, "code", None))
     if isinstance(error, OperationFailure) and code in UPDATE_REFUSED and not is_transient(error):
@@ -357,29 +319,23 @@ def translate_update(error: Exception, model: str, documents: Sequence[Mapping[s
 
 
 def _refused_by_validator(refusal: Mapping[str, Any], model: str) -> DataError:
-    """Which rule of the collection's validator refused the document."""
-    details = refusal.get("errInfo", {}).get("details", {})
-    paths = sorted(_failed_paths(details, "")) if isinstance(details, dict) else []
-    named = f" ({', '.join(paths)})" if paths else ""
+    paths = sorted(_failed_paths(refusal.get("errInfo", {}).get("details"), ""))
+    places = f" ({', '.join(paths)})" if paths else ""
     return DataError(
-        f"the validator of {model}'s collection refused the document{named}; "
-        "mend the value, or run setup() if the model has changed",
+        f"the validator of {model}'s collection refused the document{places}; "
+        "repair the value, or run setup() if the model has changed",
         code="validator-refused",
     )
 
 
 def _failed_paths(details: Any, path: str) -> set[str]:
-    """The innermost paths that the server's explanation names."""
+    """Return the innermost paths that the server's explanation names."""
     if isinstance(details, list):
         return {failed for item in details for failed in _failed_paths(item, path)}
     if not isinstance(details, dict):
         return set()
+    name = details.get("propertyName")
+    path = join(path, name) if name else path
     failed = {join(path, f"{missing} is missing") for missing in details.get("missingProperties", ())}
-    if isinstance(details.get("propertyName"), str):
-        path = join(path, details["propertyName"])
-        failed.add(path)
-    for value in details.values():
-        failed |= _failed_paths(value, path)
-    return {
-        each for each in failed if not any(other != each and other.startswith(each + ".") for other in failed)
-    }
+    failed = failed.union(*(_failed_paths(value, path) for value in details.values()))
+    return failed or ({path} if name else failed)

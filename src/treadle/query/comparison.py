@@ -1,105 +1,106 @@
-"""Comparing what is stored with what should be, by meaning rather than by bytes."""
+"""Comparing stored values by meaning rather than by bytes, and in the order of the server."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 import bson
-from bson import Code, Int64, ObjectId
+from bson import Code, DBRef, MaxKey, MinKey, ObjectId, Regex, Timestamp
+from bson.binary import Binary
+from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 
-from treadle.model.bson_types import CODEC_OPTIONS, from_bson
+from treadle.model.bson_types import CODEC_OPTIONS, UTC, Raw, from_bson
 
-# A sum of floats depends on the order of its terms; this much is not a finding.
+# A sum of floats depends on the order of its terms; a smaller difference is not a finding.
 FLOAT_TOLERANCE = 1e-9
 # Larger values are not sent to the server to be compared.
-UNLIKE_BYTES_MAX = 100_000
-# Of these, equal ones are the same; most of what is compared is.
+COMPARED_BYTES_MAX = 100_000
+# Equal values of these types are the same; most values that are compared are of these.
 _PLAIN = frozenset({bool, int, float, str, ObjectId})
-# The server's arithmetic of decimals: it rounds, and what it cannot compute is infinite or no number.
+# The server's arithmetic of decimals: it rounds, and gives infinity or NaN where it cannot compute.
 DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[])
-# The same, where nothing may be rounded. What has all 34 digits may have been before.
-_EXACT = decimal.Context(
-    prec=33,
-    Emin=-6143,
-    Emax=6144,
-    clamp=1,
-    traps=[decimal.Rounded, decimal.Clamped, decimal.InvalidOperation],
-)
-_INTEGERS = frozenset({int, Int64})
+_ARRAY = (list, tuple)
+_NUMBER = (int, float, Decimal128, decimal.Decimal)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = dt.timedelta(milliseconds=1)
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two stored values mean the same.
 
-    Null equals missing, keys have no order, numbers compare by value across
-    types, floats up to rounding, dates to the millisecond. What is not a number
-    equals what is not a number, as on the server.
+    Null equals missing, keys have no order, numbers compare by value across types, floats up to rounding,
+    dates to the millisecond. NaN equals NaN, as on the server.
     """
     if one is None or other is None:
         return one is other
     if type(one) is type(other) and type(one) in _PLAIN and one == other:
         return True
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
+    if _are(Mapping, one, other):
         return all(same(one.get(key), other.get(key)) for key in one.keys() | other.keys())
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, bool) or isinstance(other, bool):
+    if _are(_ARRAY, one, other):
+        return len(one) == len(other) and all(map(same, one, other))
+    return _same_scalar(one, other)
+
+
+def _are(types: Any, one: Any, other: Any) -> bool:
+    return isinstance(one, types) and isinstance(other, types)
+
+
+def _same_scalar(one: Any, other: Any) -> bool:
+    if bool in (type(one), type(other)):
         return one is other
-    if _number(one) and _number(other):
+    if _are(_NUMBER, one, other):
         return _same_number(one, other)
-    if isinstance(one, dt.datetime) and isinstance(other, dt.datetime):
+    if _are(dt.datetime, one, other):
         return _milliseconds(one) == _milliseconds(other)
-    textual = isinstance(one, (str, bytes)) and isinstance(other, (str, bytes))
-    return (type(one) is type(other) or textual) and bool(one == other)
+    return (type(one) is type(other) or _are((str, bytes), one, other)) and bool(one == other)
 
 
 def identical(one: Any, other: Any) -> bool:
     """Whether two stored values are the same to the letter; the keys of documents have no order."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
+    if _are(Mapping, one, other):
         return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(identical(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, bool) or isinstance(other, bool):
+    if _are(_ARRAY, one, other):
+        return len(one) == len(other) and all(map(identical, one, other))
+    if bool in (type(one), type(other)):
         return one is other
-    if isinstance(one, int) and isinstance(other, int):
-        # The driver has a class of its own for large ones.
-        return one == other
-    if isinstance(one, float) and math.isnan(one):
-        return isinstance(other, float) and math.isnan(other)
-    return type(one) is type(other) and bool(one == other)
+    if type(one) is float and one != one:
+        return is_nan(other) and type(other) is float
+    # The driver has a class of its own for large integers.
+    return (type(one) is type(other) or _are(int, one, other)) and bool(one == other)
 
 
-def unlike(path: str, value: Any) -> dict[str, Any]:
-    """The condition that a field holds another value than this; empty where the server could not tell.
+def differs_condition(path: str, value: Any) -> Raw:
+    """Return the condition that a field holds another value; empty where the server could not tell.
 
-    Fields of documents in another order are another value, null is not
-    missing. Texts are compared by their bytes as well, because a collection's
-    collation may take another one for the same. A large value would not fit
-    into one command with the condition, which holds it twice.
+    Fields of documents in another order are another value, and null is not missing. Texts are compared by
+    their bytes as well, because a collation may treat another text as equal. The condition holds the value
+    twice, so a large value would not fit into one command.
     """
-    if len(bson.encode({"": value}, codec_options=CODEC_OPTIONS)) > UNLIKE_BYTES_MAX:
+    if len(bson.encode({"": value}, codec_options=CODEC_OPTIONS)) > COMPARED_BYTES_MAX:
         return {}
     texts = _texts(path, value)
     if texts is None:
         return {}
     exact: list[Any] = []
-    for at, text in texts:
-        exact.append({"$eq": [{"$strLenBytes": f"${at}"}, len(text.encode())]})
-        exact.append({"$eq": [{"$indexOfBytes": [f"${at}", {"$literal": text}]}, 0]})
-    equal: dict[str, Any] = {"$eq": [f"${path}", {"$literal": value}]}
+    for text_path, text in texts:
+        exact.append({"$eq": [{"$strLenBytes": f"${text_path}"}, len(text.encode())]})
+        exact.append({"$eq": [{"$indexOfBytes": [f"${text_path}", {"$literal": text}]}, 0]})
+    equal: Raw = {"$eq": [f"${path}", {"$literal": value}]}
     if exact:
-        # Only where it is equal each of these is a text at all.
+        # Only where the value is equal, these paths are known to hold texts.
         equal = {"$cond": [equal, {"$and": exact}, False]}
     return {"$expr": {"$not": [equal]}}
 
 
 def _texts(path: str, value: Any) -> list[tuple[str, str]] | None:
-    """Each text in a value with its path; None where one has no path of its own."""
+    """Return each text in a value with its path; None where one has no path of its own."""
     if isinstance(value, str):
         # Code is text to Python, and not to the server.
         return [] if isinstance(value, Code) else [(path, value)]
@@ -114,12 +115,8 @@ def _texts(path: str, value: Any) -> list[tuple[str, str]] | None:
     return texts
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float, Decimal128, decimal.Decimal))
-
-
 def is_nan(value: Any) -> bool:
-    """Whether a number is none: of any type, and a signalling one too, with which Python compares nothing."""
+    """Whether a value of any numeric type is NaN; a signalling one too, which Python refuses to compare."""
     if isinstance(value, Decimal128):
         value = value.to_decimal()
     if isinstance(value, decimal.Decimal):
@@ -130,101 +127,91 @@ def is_nan(value: Any) -> bool:
 def _same_number(one: Any, other: Any) -> bool:
     if is_nan(one) or is_nan(other):
         return is_nan(one) and is_nan(other)
-    exact = [each.to_decimal() if isinstance(each, Decimal128) else each for each in (one, other)]
-    if exact[0] == exact[1]:
-        return True
-    if not (isinstance(one, float) or isinstance(other, float)) or any(map(math.isinf, exact)):
-        return False
+    exact = [from_bson(one), from_bson(other)]
+    if exact[0] == exact[1] or float not in (type(one), type(other)) or any(map(math.isinf, exact)):
+        return bool(exact[0] == exact[1])
     return math.isclose(*map(float, exact), rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)
 
 
-def _milliseconds(value: dt.datetime) -> int:
-    aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-    return int((aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(milliseconds=1))
+def _milliseconds(value: dt.datetime | DatetimeMS) -> int:
+    if isinstance(value, DatetimeMS):
+        # A date beyond the years that Python knows.
+        return int(value)
+    return ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND
 
 
-# -- order and sums, as on the server ---------------------------------------------------------------
+# -- the server's order -------------------------------------------------------------------------------
+
+# The BSON types in the server's order: by their Python classes, and by the names that `$type` knows.
+TYPE_ORDER: tuple[tuple[tuple[type, ...], tuple[str, ...]], ...] = (
+    ((MinKey,), ("minKey",)),
+    ((type(None),), ("null",)),
+    (_NUMBER, ("double", "int", "long", "decimal")),
+    ((str,), ("string", "symbol")),
+    ((dict, DBRef), ("object",)),
+    ((list,), ("array",)),
+    ((bytes, Binary, UUID), ("binData",)),
+    ((ObjectId,), ("objectId",)),
+    ((bool,), ("bool",)),
+    ((dt.datetime, DatetimeMS), ("date",)),
+    ((Timestamp,), ("timestamp",)),
+    ((Regex,), ("regex",)),
+    ((Code,), ("javascript", "javascriptWithScope")),
+    ((MaxKey,), ("maxKey",)),
+)
+_RANKS = {python: rank for rank, (types, _) in enumerate(TYPE_ORDER) for python in types}
+
+
+def type_rank(value: Any) -> int:
+    """Return the position of a value's type in TYPE_ORDER."""
+    return next(_RANKS[base] for base in type(value).__mro__ if base in _RANKS)
+
+
+def type_names(types: Iterable[tuple[Any, tuple[str, ...]]]) -> list[str]:
+    """Return the names of these entries of TYPE_ORDER."""
+    return [name for _, names in types for name in names]
 
 
 def order_key(value: Any) -> tuple[int, Any]:
-    """Values in the order of BSON, across types."""
-    if value is None:
-        return 1, 0
-    if isinstance(value, bool):
-        return 8, value
-    if isinstance(value, (int, float, Decimal128)):
-        return 2, number_key(value)
-    if isinstance(value, dict):
-        return 4, [(order_key(item)[0], key, order_key(item)[1]) for key, item in value.items()]
-    if isinstance(value, list):
-        return 5, [order_key(item) for item in value]
-    rank = {str: 3, bytes: 6, ObjectId: 7, dt.datetime: 9}.get(type(value))
-    return (rank, value) if rank is not None else (6, bytes(getattr(value, "bytes", b"")))
+    """Return a key that sorts values as the server does, across types."""
+    make_key = _ORDER_KEYS.get(TYPE_ORDER[rank := type_rank(value)][1][0])
+    return rank, value if make_key is None else make_key(value)
 
 
 def number_key(value: Any) -> tuple[int, Any]:
-    """Numbers in the server's order, across their types."""
+    """Return a key that sorts numbers as the server does, across their types: NaN is the least."""
     return (0, 0) if is_nan(value) else (1, from_bson(value))
 
 
+def _object_key(value: Any) -> list[Any]:
+    fields = value.as_doc() if isinstance(value, DBRef) else value
+    keys = [(name, order_key(item)) for name, item in fields.items()]
+    return [(rank, name, key) for name, (rank, key) in keys]
+
+
+def _binary_key(value: Any) -> tuple[int, int, bytes]:
+    data = value.bytes if isinstance(value, UUID) else bytes(value)
+    return len(data), 4 if isinstance(value, UUID) else getattr(value, "subtype", 0), data
+
+
+_ORDER_KEYS: Mapping[str, Any] = {
+    "double": number_key,
+    "object": _object_key,
+    "array": lambda value: [order_key(item) for item in value],
+    "binData": _binary_key,
+    "date": _milliseconds,
+    "regex": lambda value: (value.pattern, value.flags),
+    **dict.fromkeys(("minKey", "null", "maxKey"), lambda value: 0),
+}
+
+
 def least(one: Any, other: Any) -> Any:
-    """The smaller value, as `$min` has it: null is none."""
+    """Return the smaller value, as `$min` has it: null does not count."""
     present = [each for each in (one, other) if each is not None]
     return min(present, key=order_key) if present else None
 
 
 def greatest(one: Any, other: Any) -> Any:
-    """The larger value, as `$max` has it: null is none."""
+    """Return the larger value, as `$max` has it: null does not count."""
     present = [each for each in (one, other) if each is not None]
     return max(present, key=order_key) if present else None
-
-
-def exact_sum(numbers: Sequence[Any]) -> Any:
-    """The sum of integers, or of decimals and integers, as `$sum` has it in any order; None if it may differ.
-
-    It differs where something is rounded, and where there is anything but such
-    numbers. One of the numbers may be what `$sum` gave for others.
-    """
-    kinds = {type(number) for number in numbers}
-    if kinds <= _INTEGERS:
-        return _exact_integer(numbers, long=Int64 in kinds)
-    if not kinds <= _INTEGERS | {Decimal128}:
-        return None
-    exact = bound = decimal.Decimal(0)
-    try:
-        for number in numbers:
-            value = from_bson(number)
-            exact = _EXACT.add(exact, value)
-            # The server adds integers last, so that others meet on the way.
-            bound = _EXACT.add(bound, abs(value) if isinstance(value, int) else value.copy_abs())
-    except decimal.DecimalException:
-        return None
-    return Decimal128(exact) if exact.is_finite() else None
-
-
-def _exact_integer(numbers: Sequence[Any], *, long: bool) -> int | None:
-    """The sum of integers; of 64 bits if one of them is, or if it needs them."""
-    whole = sum(numbers)
-    if not long:
-        return whole if -(2**63) <= whole < 2**63 else None
-    if _needs_long(whole):
-        return Int64(whole) if -(2**63) <= whole < 2**63 else None
-    # A sum of short ones that was large shows itself as long, and is no longer.
-    surely = any(type(number) is Int64 and not _needs_long(number) for number in numbers)
-    return Int64(whole) if surely else None
-
-
-def _needs_long(number: int) -> bool:
-    return not -(2**31) <= number < 2**31
-
-
-def total(one: Any, other: Any) -> Any:
-    """The sum of two sums, as `$sum` has it."""
-    if not (isinstance(one, Decimal128) or isinstance(other, Decimal128)):
-        whole = one + other
-        return whole if isinstance(whole, float) or -(2**63) <= whole < 2**63 else float(whole)
-    parts = [
-        each.to_decimal() if isinstance(each, Decimal128) else decimal.Decimal(repr(each))
-        for each in (one, other)
-    ]
-    return Decimal128(DECIMALS.add(*parts))

@@ -1,19 +1,16 @@
-"""How a source finds its targets: by an id that it names, or by the group that it belongs to.
+"""How a source finds its targets: by an id that it holds, or by the group that it belongs to.
 
-A key says which target a contribution goes to. With a `ReferenceKey` it is
-the target's `_id`, which the source holds in a field. With a `GroupKey` it is
-the list of the values that a group has in common: fields of the source, or
-windows of its dates. A list is never an `_id`, so that the two cannot be
-mixed up.
+A key says which target a source contributes to. It is the value of a field, which may lie in arrays, so that
+one source has several; or it is the list of the values that a group has in common: fields of the source, or
+windows of its dates. A list is never an `_id`, so the two cannot be confused.
 """
 
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import bson
@@ -22,17 +19,20 @@ from pymongo import ASCENDING
 
 from treadle.model.bson_types import CODEC_OPTIONS, Raw
 from treadle.query.comparison import is_nan
-from treadle.query.paths import Path, expression_of, getter, value_at, values_at, values_expression
+from treadle.query.paths import REFERRED, Path, expression_of, value_at, variable_field
 from treadle.query.windows import Window
 
 KEY = "__treadle_key"
-# The sources of so many groups are looked for one by one; those of more, by ranges.
-APART_MAX = 200
+# The sources of so many groups are found one by one; those of more, by ranges.
+GROUPS_APART_MAX = 200
 _HASHED_AS_COMPARED = frozenset({ObjectId, str, int, Int64, datetime, UUID, bytes})
+# A frozen key, and distinct keys by their frozen form.
+Frozen: TypeAlias = Hashable
+Keys: TypeAlias = dict[Frozen, Any]
 
 
 def freeze(key: Any) -> Any:
-    """A key that can stand in a dict, equal to another where the server takes the two for equal."""
+    """Return a hashable form of a key, equal to another's where the server treats the two as equal."""
     return key if type(key) in _HASHED_AS_COMPARED else _frozen(key)
 
 
@@ -42,7 +42,7 @@ def _frozen(key: Any) -> Any:
     if isinstance(key, (list, tuple)):
         return (list, *map(freeze, key))
     if isinstance(key, bool):
-        # In Python True equals 1.
+        # To Python True equals 1.
         return (bool, key)
     if isinstance(key, (float, decimal.Decimal, Decimal128)):
         if is_nan(key):
@@ -54,96 +54,33 @@ def _frozen(key: Any) -> Any:
 
 
 def may_be_id(key: Any) -> bool:
-    """Whether a document can have this id at all; the server refuses to even look for some others."""
+    """Whether a document can have this id at all; the server refuses even to search for some others."""
     if isinstance(key, dict):
         return not any(name.startswith("$") for name in key)
     return key is not None and not isinstance(key, (list, Regex))
 
 
 def freeze_all(keys: Iterable[Any], *, ids: bool = False) -> list[Any]:
-    """Each key frozen; with `ids`, None in the place of what cannot be one."""
+    """Return each key frozen; with `ids`, None in the place of what cannot be an id."""
     return [freeze(key) if not ids or may_be_id(key) else None for key in keys]
 
 
 def same_key(one: Any, other: Any) -> bool:
-    """Whether the server takes two keys for equal."""
+    """Whether the server treats two keys as equal."""
     return bool(freeze(one) == freeze(other))
 
 
 def is_among(key: Any, others: Iterable[Any]) -> bool:
-    """Whether the server takes a key for equal to one of several."""
+    """Whether the server treats a key as equal to one of several."""
     return freeze(key) in map(freeze, others)
 
 
 def distinct(keys: Iterable[Any]) -> list[Any]:
-    """Keys without those that the server takes for equal to another."""
+    """Return the keys without those that the server treats as equal to another."""
     return list({freeze(key): key for key in keys}.values())
 
 
-class ReferenceKey:
-    """The id of a target, held in a field of the source, perhaps within arrays."""
-
-    # Whether the key can be told without the server.
-    local = True
-
-    def __init__(self, by: Path) -> None:
-        self.by = by
-        # The stored paths of the source that decide the key.
-        self.paths = frozenset({by.stored})
-        # How many leading steps lead into the innermost array that holds the key.
-        self.array_depth = by.array_depth
-        # Keys that agree in this are the same.
-        self.signature: Any = by.stored
-        # The key of a source, which has at most one; None for none.
-        self.one = getter(by.stored)
-
-    def several(self, raw: Raw) -> list[Any]:
-        """The distinct keys of a source that holds them in an array."""
-        return distinct(key for key in values_at(raw, self.by.steps) if key is not None)
-
-    def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
-        """The distinct keys of all these sources, whatever their kind and whether or not they count."""
-        if self.array_depth:
-            return distinct(key for raw in raws for key in self.several(raw))
-        return distinct(key for raw in raws if (key := self.one(raw)) is not None)
-
-    def match(self, keys: Sequence[Any]) -> Raw:
-        """A filter, by an index, that lets at least all sources of these targets through."""
-        return {self.by.stored: {"$in": list(keys)}}
-
-    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
-        """Stages that leave one document per contribution, with its key in KEY."""
-        path = self.by.stored
-        if not self.array_depth:
-            return [{"$set": {KEY: expression_of(path)}}]
-        if per_element:
-            steps = self.by.steps
-            arrays = [steps[: number + 1] for number, step in enumerate(steps) if step.array]
-            unwinds = [{"$unwind": "$" + ".".join(each.stored for each in array)} for array in arrays]
-            chosen = [] if keys is None else [{"$match": self.match(keys)}]
-            return [*unwinds, *chosen, {"$set": {KEY: expression_of(path)}}]
-        values: Any = values_expression(path)
-        for _ in range(sum(step.array for step in self.by.steps) - 1):
-            # A missing inner array must not make the whole vanish.
-            inner = {"$cond": [{"$isArray": "$$this"}, "$$this", []]}
-            flat = {"$concatArrays": ["$$value", inner]}
-            values = {"$reduce": {"input": values, "initialValue": [], "in": flat}}
-        values = {"$cond": [{"$isArray": values}, values, []]}
-        # A source that names a target twice still counts once.
-        once = (
-            {"$setIntersection": [values, {"$literal": list(keys)}]}
-            if keys is not None
-            else {"$setUnion": [values, []]}
-        )
-        return [{"$set": {KEY: once}}, {"$unwind": f"${KEY}"}]
-
-    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
-        """An index on the sources by which they are found; where whole windows are, those first."""
-        return [(self.by.stored, ASCENDING)]
-
-
-@dataclass(frozen=True)
-class KeyPart:
+class GroupField(NamedTuple):
     """One value that the sources of a group have in common, and where the target holds it."""
 
     target: str
@@ -151,11 +88,11 @@ class KeyPart:
     window: Window | None = None
     # Whether sources without a value form a group of their own.
     optional: bool = False
-    # What all sources have in common; they then are one group, whatever they hold.
+    # The same value for all sources, so that they form one group.
     constant: str | None = None
 
     def value(self, raw: Raw) -> Any:
-        """The value of a source; only in UTC for a window."""
+        """Return the value of a source; of a window only in UTC."""
         if self.constant is not None:
             return self.constant
         value = value_at(raw, self.source)
@@ -164,7 +101,7 @@ class KeyPart:
         return None if isinstance(value, list) else value
 
     def expression(self, within: str = "") -> Any:
-        """The same, as the server computes it, from a document that stands `within` another."""
+        """Return the same for the server, from a document that lies `within` another."""
         if self.constant is not None:
             return {"$literal": self.constant}
         path = f"${within}{self.source}"
@@ -173,59 +110,267 @@ class KeyPart:
         return {"$cond": [{"$isArray": path}, None, path]}
 
     def match(self, values: Sequence[Any]) -> Raw:
-        """A filter that lets at least the sources with these values through."""
+        """Return a filter that lets at least the sources with these values through."""
         if self.constant is not None:
             return {}
-        if self.window is None or None in values:
-            # What is no date has no window; nobody can say what it is instead.
-            return {} if self.window is not None else {self.source: {"$in": list(values)}}
+        if self.window is None:
+            return {self.source: {"$in": list(values)}}
+        if None in values:
+            # What is not a date has no window, and may be anything.
+            return {}
         spans = [self.window.span(value) for value in values]
         first, last = min(start for start, _ in spans), max(end for _, end in spans)
         return {self.source: {"$gte": first, "$lte": last}}
 
 
-class GroupKey:
-    """The values that the sources of one group have in common; answers what a `ReferenceKey` answers."""
+class Slot(NamedTuple):
+    """One place of a target that holds a derived value, and the key that it is computed for."""
 
+    path: str
+    key: Any | None
+
+
+class Key(NamedTuple):
+    """The keys of a document: the values at a path, or the one list of the values of a group.
+
+    `arrays` are the prefixes of the path that the model declares as arrays, outermost first. Elsewhere an
+    array is what another program stored, and has no key, because a list is never one.
+    """
+
+    path: str
+    arrays: tuple[str, ...] = ()
+    group: tuple[GroupField, ...] = ()
+
+    def of(self, document: Raw) -> Keys:
+        """Return the distinct keys of a source; none for what is null or missing."""
+        if self.group:
+            keys = self._of_group(document)
+        elif self.arrays:
+            keys = self._in_arrays(document)
+        else:
+            keys = [value_at(document, self.path)]
+        is_group = bool(self.group)
+        return {freeze(key): key for key in keys if is_group or _is_key(key)}
+
+    def _of_group(self, document: Raw) -> list[Any]:
+        values = [field.value(document) for field in self.group]
+        required = [value for value, field in zip(values, self.group, strict=True) if not field.optional]
+        return [] if None in required else [values]
+
+    def _in_arrays(self, document: Raw) -> list[Any]:
+        """Return what `_array_expression` gives, step by step the same."""
+        done, *inner = self.arrays
+        elements = _elements_of(_navigate(document, done))
+        for array in inner:
+            parents = [each for each in elements if not isinstance(each, list)]
+            elements = _flattened([_navigate(each, array[len(done) + 1 :]) for each in parents])
+            done = array
+        rest = self.path[len(done) + 1 :]
+        return [_navigate(each, rest) for each in elements] if rest else elements
+
+    def slots(self, document: Raw, path: str) -> Iterator[Slot]:
+        """Yield where the values at `path` are stored in a target, once per element, each with its key.
+
+        The path lies beside the key or above it. Nothing is yielded for elements that are not objects.
+        """
+        *parents, last = path.split(".")
+        rest = self.path.split(".")[len(parents) :]
+        for place, element in self._elements(document, "", "", parents):
+            key = value_at(element, ".".join(rest))
+            yield Slot(f"{place}{last}", key if _is_key(key) else None)
+
+    def _elements(
+        self, value: Any, prefix: str, place: str, names: Sequence[str]
+    ) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, list):
+            if prefix in self.arrays:
+                for number, element in enumerate(value):
+                    if isinstance(element, dict):
+                        yield from self._elements(element, prefix, f"{place}{number}.", names)
+        elif isinstance(value, dict):
+            if not names:
+                yield place, value
+            elif names[0] in value:
+                inner = f"{prefix}.{names[0]}" if prefix else names[0]
+                yield from self._elements(value[names[0]], inner, f"{place}{names[0]}.", names[1:])
+
+    def condition(self, keys: Sequence[Any]) -> Raw:
+        """Return a filter, by an index, that lets at least all documents with these keys through."""
+        if not self.group:
+            # The server looks through arrays by itself.
+            return {self.path: {"$in": list(keys)}}
+        if len(keys) == 1:
+            return self._group_condition(keys[0])
+        if len(keys) <= GROUPS_APART_MAX:
+            return {"$or": [self._group_condition(key) for key in keys]}
+        columns = zip(self.group, zip(*keys, strict=True), strict=True)
+        return {"$and": [field.match(distinct(values)) for field, values in columns]}
+
+    def _group_condition(self, key: Sequence[Any]) -> Raw:
+        return {"$and": [field.match([value]) for field, value in zip(self.group, key, strict=True)]}
+
+    def expression(self, unwound: Sequence[str] = ()) -> Any:
+        """Return the array of the distinct keys for the server, after a `$unwind` of these arrays.
+
+        Where no array is left on the way it is the value itself, which may be null, missing or a list.
+        """
+        if self.group:
+            return [field.expression() for field in self.group]
+        left = [array for array in self.arrays if array not in unwound]
+        return self._array_expression(left) if left else expression_of(self.path)
+
+    def _array_expression(self, arrays: Sequence[str]) -> Raw:
+        done, *inner = arrays
+        values: Any = _elements_expression(f"${done}")
+        for array in inner:
+            values = _flattened_expression(values, array[len(done) + 1 :])
+            done = array
+        rest = self.path[len(done) + 1 :]
+        if rest:
+            values = {"$map": {"input": values, "in": variable_field("this", rest)}}
+        is_key = {"$and": [{"$not": {"$isArray": "$$this"}}, {"$ne": ["$$this", None]}]}
+        return {"$setUnion": [{"$filter": {"input": values, "cond": is_key}}, []]}
+
+    def blind(self, path: str, key: Any) -> tuple[str, list[Raw]]:
+        """Return an update path, and array filters, that reach the slots of one key without reading.
+
+        They ask for the reference, never for what is stored at the path. Each level asks, because `$[]`
+        fails where an inner array is missing.
+        """
+        filters: list[Raw] = []
+        for number, array in enumerate(reversed(self.arrays)):
+            if path.startswith(f"{array}."):
+                path = f"{array}.$[e{number}].{path[len(array) + 1 :]}"
+                filters.append({f"e{number}.{self.path[len(array) + 1 :]}": key})
+        return path, filters
+
+
+def _is_key(value: Any) -> bool:
+    return value is not None and not isinstance(value, list)
+
+
+def _navigate(value: Any, path: str) -> Any:
+    """Return what the server reads at a path: of an array the values in its objects, as an array."""
+    outer, _, last = path.rpartition(".")
+    if last == REFERRED:
+        return value_at(_navigate(value, outer) if outer else value, last)
+    for name in path.split("."):
+        if isinstance(value, list):
+            value = [each[name] for each in value if isinstance(each, dict) and name in each]
+        else:
+            value = value_at(value, name)
+    return value
+
+
+def _elements_of(value: Any) -> list[Any]:
+    """Return the elements of a stored array; anything else is one element."""
+    return value if isinstance(value, list) else [value]
+
+
+def _elements_expression(value: str) -> Raw:
+    return {"$cond": [{"$isArray": value}, value, [value]]}
+
+
+def _flattened(values: Iterable[Any]) -> list[Any]:
+    return [element for value in values for element in _elements_of(value)]
+
+
+def _flattened_expression(documents: Any, path: str) -> Raw:
+    """Return the elements of the arrays at a path of these documents, but not of arrays among them."""
+    elements = {"$cond": [{"$isArray": "$$this"}, [], _elements_expression(f"$$this.{path}")]}
+    return {
+        "$reduce": {"input": documents, "initialValue": [], "in": {"$concatArrays": ["$$value", elements]}}
+    }
+
+
+# -- the keys of today's rules -------------------------------------------------------------------------
+
+
+class RuleKey:
+    """How the sources of a rule find their targets."""
+
+    # How many leading steps lead into the innermost array that holds the key.
     array_depth = 0
+    # Whether the key can be told without the server.
+    local = True
 
-    def __init__(self, parts: Sequence[KeyPart]) -> None:
-        self.parts = self.signature = tuple(parts)
-        self.paths = frozenset(part.source for part in parts)
-        self.local = all(part.window is None or part.window.utc for part in parts)
-        # Whether the group's only value is the target's `_id`.
-        self.identity = [part.target for part in parts] == ["_id"]
-        self._required = [number for number, part in enumerate(parts) if not part.optional]
+    def __init__(self, key: Key, paths: Iterable[str], signature: Any) -> None:
+        self.key = key
+        # The stored paths of the source that decide the key.
+        self.paths = frozenset(paths)
+        # Keys that agree in this are the same.
+        self.signature = signature
 
-    @property
-    def targets(self) -> list[str]:
-        """The stored paths of the target that hold the key."""
-        return [part.target for part in self.parts]
-
-    def one(self, raw: Raw) -> list[Any] | None:
-        return self.checked([part.value(raw) for part in self.parts])
+    def one(self, raw: Raw) -> Any:
+        """Return the key of a source that has at most one; None for none."""
+        return next(iter(self.key.of(raw).values()), None)
 
     def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
-        """The distinct keys of all these sources, whatever their kind and whether or not they count."""
-        return distinct(key for raw in raws if (key := self.one(raw)) is not None)
-
-    def checked(self, values: Sequence[Any]) -> list[Any] | None:
-        """The key that values make; None where one is missing that must not be."""
-        return None if any(values[number] is None for number in self._required) else list(values)
+        """Return the distinct keys of all these sources, of any kind and whether or not they count."""
+        return distinct(key for raw in raws for key in self.key.of(raw).values())
 
     def match(self, keys: Sequence[Any]) -> Raw:
-        if len(keys) == 1:
-            return self._sources(keys[0])
-        if len(keys) <= APART_MAX:
-            return {"$or": [self._sources(key) for key in keys]}
-        columns = zip(self.parts, zip(*keys, strict=True), strict=True)
-        return {"$and": [part.match(distinct(values)) for part, values in columns]}
-
-    def _sources(self, key: Sequence[Any]) -> Raw:
-        return {"$and": [part.match([value]) for part, value in zip(self.parts, key, strict=True)]}
+        """Return a filter, by an index, that lets at least all sources of these targets through."""
+        return self.key.condition(keys)
 
     def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
-        stages: list[Raw] = [{"$set": {KEY: [part.expression() for part in self.parts]}}]
+        """Return stages that leave one document per contribution, with its key in KEY."""
+        raise NotImplementedError  # pragma: no cover
+
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        """Return an index on the sources by which they are found; for whole windows, those first."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class ReferenceKey(RuleKey):
+    """The id of a target, held in a field of the source, perhaps within arrays."""
+
+    def __init__(self, by: Path) -> None:
+        arrays = [by.steps[: number + 1] for number, step in enumerate(by.steps) if step.array]
+        key = Key(by.stored, tuple(".".join(step.stored for step in each) for each in arrays))
+        super().__init__(key, [by.stored], by.stored)
+        self.by = by
+        self.array_depth = by.array_depth
+
+    def several(self, raw: Raw) -> list[Any]:
+        """Return the distinct keys of a source that holds them in an array."""
+        return list(self.key.of(raw).values())
+
+    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
+        if not self.array_depth:
+            return [{"$set": {KEY: self.key.expression()}}]
+        if per_element:
+            unwinds: list[Raw] = [{"$unwind": f"${array}"} for array in self.key.arrays]
+            chosen = [] if keys is None else [{"$match": self.match(keys)}]
+            return [*unwinds, *chosen, {"$set": {KEY: self.key.expression(self.key.arrays)}}]
+        # A source that names a target twice still counts once.
+        distinct_keys = self.key.expression()
+        if keys is not None:
+            distinct_keys = {"$setIntersection": [distinct_keys, {"$literal": list(keys)}]}
+        return [{"$set": {KEY: distinct_keys}}, {"$unwind": f"${KEY}"}]
+
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        return [(self.by.stored, ASCENDING)]
+
+
+class GroupKey(RuleKey):
+    """The values that the sources of one group have in common."""
+
+    def __init__(self, parts: Sequence[GroupField]) -> None:
+        self.parts = tuple(parts)
+        super().__init__(Key("", group=self.parts), [part.source for part in parts], self.parts)
+        self.local = all(part.window is None or part.window.utc for part in parts)
+        # The stored paths of the target that hold the key; whether that is its `_id` alone.
+        self.targets = [part.target for part in parts]
+        self.identity = self.targets == ["_id"]
+        self._required = [number for number, part in enumerate(parts) if not part.optional]
+
+    def checked(self, values: Sequence[Any]) -> list[Any] | None:
+        """Return the key that values make; None where a required one is missing."""
+        return None if any(values[number] is None for number in self._required) else list(values)
+
+    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
+        stages: list[Raw] = [{"$set": {KEY: self.key.expression()}}]
         if keys is not None:
             return [*stages, {"$match": {KEY: {"$in": list(keys)}}}]
         if self._required:
@@ -241,19 +386,14 @@ class GroupKey:
         ordered = sorted(varying, key=lambda part: (part.window is not None) != windows_first)
         return list(dict.fromkeys((part.source, ASCENDING) for part in ordered))
 
-    # -- the targets --------------------------------------------------------------------
-
     def of_target(self, document: Mapping[str, Any]) -> list[Any]:
-        """The key of a target."""
-        return [value_at(document, part.target) for part in self.parts]
+        """Return the key of a target."""
+        return [value_at(document, path) for path in self.targets]
 
     def target(self, key: Sequence[Any]) -> Raw:
-        """The filter for the target of a group, which an upsert makes the group's values of."""
-        return {part.target: {"$eq": value} for part, value in zip(self.parts, key, strict=True)}
+        """Return the filter for the target of a group, which an upsert turns into the group's values."""
+        return {path: {"$eq": value} for path, value in zip(self.targets, key, strict=True)}
 
     def target_expression(self) -> list[Any]:
-        """The key of a target, as the server reads it."""
-        return [{"$ifNull": [f"${part.target}", None]} for part in self.parts]
-
-
-Key: TypeAlias = ReferenceKey | GroupKey
+        """Return the key of a target for the server."""
+        return [{"$ifNull": [f"${path}", None]} for path in self.targets]

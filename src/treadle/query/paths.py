@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any
+from typing import Any, NamedTuple
 
 from bson import DBRef
 from pydantic import BaseModel
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.model.bson_types import Raw
-from treadle.model.codec import Codec, codec_of
+from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.pairs import is_paired
 from treadle.model.shape import Shape
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple"})
 # Where a DBRef holds the id of the document that it refers to.
 REFERRED = "$id"
-# No name of a field is longer; comparing one that is takes seconds.
+# No field has a longer name, and comparing a very long one takes seconds.
 NAME_LENGTH_MAX = 200
-# First the one that it nearly always is, which is asked for at a quarter of the cost.
+# Nearly every document is a dict, which is recognised in a quarter of the time.
 _DOCUMENT = (dict, Mapping)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One segment of a path; `array` says that a document may hold many values here."""
 
     name: str
@@ -35,16 +33,12 @@ class Step:
     array: bool
 
 
-@dataclass(frozen=True)
-class Path:
-    """A path into a model: its steps, and the shape of what stands at its end."""
+class Path(NamedTuple):
+    """A path into a model: its steps, and the shape of the values at its end."""
 
     steps: tuple[Step, ...]
     shape: Shape
-    stored: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "stored", ".".join(step.stored for step in self.steps))
+    stored: str
 
     @property
     def python(self) -> str:
@@ -61,63 +55,70 @@ class Path:
 
 
 def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
-    """The path that Python (or stored) names describe; a suggestion where there is none."""
+    """Return the path that Python (or stored) names describe; raises `DeclarationError` if there is none."""
     if not isinstance(path, str):
         raise DeclarationError(f"{where} names {path!r}; it takes the name of a field", code=code)
     steps: list[Step] = []
     current: Codec[Any] | None = codec
     shape = Shape("any", Any)
     for name in path.split("."):
-        if current is None and is_paired(shape):
-            raise DeclarationError(
-                f"{where} names {path!r}, an attribute, which is no field of its own in what is stored; copy "
-                "what you need into a field",
-                code="attributes-path",
-            )
-        if current is None and shape.kind == "map":
-            # Any key of a dict may be there.
-            steps.append(Step(name, name, shape.items[1].kind in ARRAYS))
-            shape = _element(shape.items[1])
-            current = codec_of(shape.python) if shape.kind == "model" else None
-            continue
-        if current is None and name == REFERRED and shape.kind == "any":
+        if current is not None:
+            declared = _declared(current, path, name, where, code)
+            refuse_array_of_arrays(declared.shape, where)
+            step, shape = Step(declared.name, declared.stored, declared.shape.kind in ARRAYS), declared.shape
+        elif shape.kind == "map" and not is_paired(shape):
+            # A dict may have any key.
+            step, shape = Step(name, name, shape.items[1].kind in ARRAYS), shape.items[1]
+        elif name == REFERRED and shape.kind == "any":
             # A reference of another library: MongoDB's own kind, which holds the id.
-            steps.append(Step(name, name, False))
-            shape = Shape("any", Any, optional=True)
-            continue
-        if current is None:
-            raise DeclarationError(
-                f"{where} names {path!r}, but {steps[-1].name!r} has no fields of its own", code=code
-            )
-        declared = current.by_name.get(name) or current.by_stored.get(name)
-        if declared is None:
-            near = nearest(name, [*current.by_name])
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(current.by_name)}"
-            raise DeclarationError(
-                f"{where} names {path!r}, but {current.model.__name__} has no field {name!r}; {hint}",
-                code=code,
-            )
-        refuse_array_of_arrays(declared.shape, where)
-        steps.append(Step(declared.name, declared.stored, declared.shape.kind in ARRAYS))
-        shape = _element(declared.shape)
+            step, shape = Step(name, name, False), Shape("any", Any, optional=True)
+        else:
+            raise _leads_nowhere(path, steps, shape, where, code)
+        steps.append(step)
+        shape = _element(shape)
         current = codec_of(shape.python) if shape.kind == "model" else None
-    return Path(tuple(steps), shape)
+    return Path(tuple(steps), shape, ".".join(step.stored for step in steps))
 
 
-def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The known name that a misspelt one is most like; nothing of one that is too long to be any."""
-    return difflib.get_close_matches(name, list(known), n=1) if len(name) <= NAME_LENGTH_MAX else []
+def _declared(codec: Codec[Any], path: str, name: str, where: str, code: str) -> StoredField:
+    declared = codec.by_name.get(name) or codec.by_stored.get(name)
+    if declared is None:
+        raise DeclarationError(
+            f"{where} names {path!r}, but {codec.model.__name__} has no field {name!r}; "
+            f"{suggestion(name, codec.by_name)}",
+            code=code,
+        )
+    return declared
 
 
-def unknown_field(where: str, name: str, model: str, known: Sequence[str]) -> UsageError:
-    """The refusal of a name that a model does not have, with the nearest that it has."""
-    near = nearest(name, known)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-    return UsageError(f"{where} {name!r}, but {model} has no such field; {hint}", code="field-unknown")
+def _leads_nowhere(path: str, steps: Sequence[Step], shape: Shape, where: str, code: str) -> DeclarationError:
+    if is_paired(shape):
+        return DeclarationError(
+            f"{where} names {path!r}, an attribute, which is not a field of its own in what is stored; copy "
+            "what you need into a field",
+            code="attributes-path",
+        )
+    return DeclarationError(
+        f"{where} names {path!r}, but {steps[-1].name!r} has no fields of its own", code=code
+    )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a misspelt name: the nearest of the known ones, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1) if len(name) <= NAME_LENGTH_MAX else []
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+
+
+def unknown_field(where: str, name: str, model: str, known: Iterable[str]) -> UsageError:
+    """Return the refusal of a name that a model does not have."""
+    return UsageError(
+        f"{where} {name!r}, but {model} has no such field; {suggestion(name, known)}", code="field-unknown"
+    )
 
 
 def refuse_array_of_arrays(shape: Shape, where: str) -> None:
-    """MongoDB's paths do not reach into an array that is an element of another."""
+    """Refuse what MongoDB's paths do not reach into: an array that is an element of another."""
     if shape.kind in ARRAYS and shape.items and shape.items[0].kind in ARRAYS:
         raise DeclarationError(
             f"{where} lies in a list of lists, which MongoDB's paths do not reach into; "
@@ -127,29 +128,34 @@ def refuse_array_of_arrays(shape: Shape, where: str) -> None:
 
 
 def _element(shape: Shape) -> Shape:
-    """The shape itself, or that of the innermost elements of an array."""
+    """Return the shape itself, or that of the innermost elements of an array."""
     while shape.kind in ARRAYS and shape.items:
         shape = shape.items[0]
     return shape
 
 
 def model_of(shape: Shape) -> type[BaseModel] | None:
-    """The model that a field holds, one or many."""
+    """Return the model that a field holds, one or many."""
     element = _element(shape)
     return element.python if element.kind == "model" else None
 
 
 def models_of(shape: Shape) -> list[type[BaseModel]]:
-    """The models that a field may hold, those of a union included."""
+    """Return the models that a field may hold, those of a union included."""
     element = _element(shape)
     members = element.items if element.kind == "union" else (element,)
     return [member.python for member in members if member.kind == "model"]
 
 
+# -- through raw documents, along paths without arrays -------------------------------------------------
+
+
 def value_at(raw: Any, path: str) -> Any:
-    """The value at a stored path without arrays, "" for the whole; None where any step is missing."""
+    """Return the value at a stored path, the whole for ""; None where a step is missing."""
     if "." not in path and path:
-        return raw.get(path) if isinstance(raw, _DOCUMENT) else None
+        if isinstance(raw, _DOCUMENT):
+            return raw.get(path)
+        return raw.id if isinstance(raw, DBRef) and path == REFERRED else None
     for name in path.split(".") if path else ():
         if isinstance(raw, _DOCUMENT):
             raw = raw.get(name)
@@ -160,13 +166,13 @@ def value_at(raw: Any, path: str) -> Any:
     return raw
 
 
-def getter(path: str) -> Callable[[dict[str, Any]], Any]:
-    """What gives the value at one path of any document; for those that are read often."""
+def getter(path: str) -> Callable[[Raw], Any]:
+    """Return the function that reads one path of any document, for paths that are read often."""
     return (lambda raw: value_at(raw, path)) if "." in path else methodcaller("get", path)
 
 
 def has(raw: Any, path: str) -> bool:
-    """Whether something, null included, stands at a stored path without arrays."""
+    """Whether there is a value, null included, at a stored path."""
     for name in path.split("."):
         if not isinstance(raw, _DOCUMENT) or name not in raw:
             return False
@@ -174,8 +180,8 @@ def has(raw: Any, path: str) -> bool:
     return True
 
 
-def put(raw: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a stored path without arrays, making the documents on the way."""
+def put(raw: Raw, path: str, value: Any) -> None:
+    """Set the value at a stored path; creates the documents on the way."""
     *outer, last = path.split(".")
     for name in outer:
         inner = raw.get(name)
@@ -186,35 +192,35 @@ def put(raw: dict[str, Any], path: str, value: Any) -> None:
 
 
 def drop(raw: Any, path: str) -> None:
-    """Remove what stands at a stored path without arrays, if anything does."""
+    """Remove the value at a stored path, if there is one."""
     outer, _, last = path.rpartition(".")
     holder = value_at(raw, outer)
     if isinstance(holder, dict):
         holder.pop(last, None)
 
 
-def top(path: str) -> str:
-    """The field of the document itself that a stored path begins with."""
-    return path.partition(".")[0]
+# -- through raw documents, through arrays ------------------------------------------------------------
 
 
-def tops(paths: Iterable[str]) -> set[str]:
-    """The fields of the document itself that stored paths begin with."""
-    return {top(path) for path in paths}
-
-
-def inside(path: str, depth: int) -> str:
-    """What is left of a path after so many steps."""
-    return ".".join(path.split(".")[depth:])
-
-
-def containers(raw: Any, steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
-    """Each sub-document that the steps lead to, through arrays, in order."""
+def containers(raw: Any, steps: Sequence[Step]) -> Iterator[Raw]:
+    """Yield each sub-document that the steps lead to, in order."""
     return (document for _, document in places_of(raw, steps))
 
 
+def places_of(raw: Any, steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, Raw]]:
+    """Yield each sub-document that the steps lead to, with its path, positions included."""
+    if isinstance(raw, list):
+        for number, item in enumerate(raw):
+            yield from places_of(item, steps, f"{prefix}{number}.")
+    elif isinstance(raw, dict):
+        if not steps:
+            yield prefix, raw
+        elif steps[0].stored in raw:
+            yield from places_of(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")
+
+
 def values_at(raw: Any, steps: Sequence[Step]) -> Iterator[Any]:
-    """Each value that the steps lead to, through arrays, in order; nulls included."""
+    """Yield each value that the steps lead to, in order; nulls included."""
     if isinstance(raw, list):
         for item in raw:
             yield from values_at(item, steps)
@@ -226,92 +232,104 @@ def values_at(raw: Any, steps: Sequence[Step]) -> Iterator[Any]:
         yield raw.id
 
 
+# -- paths as text ------------------------------------------------------------------------------------
+
+
+def top(path: str) -> str:
+    """Return the field of the document itself with which a stored path begins."""
+    return path.partition(".")[0]
+
+
+def tops(paths: Iterable[str]) -> set[str]:
+    """Return the fields of the document itself with which stored paths begin."""
+    return {top(path) for path in paths}
+
+
+def inside(path: str, depth: int) -> str:
+    """Return the rest of a path after so many steps."""
+    return ".".join(path.split(".")[depth:])
+
+
 def overlap(one: str, other: str) -> bool:
     """Whether two stored paths are the same or one contains the other."""
     return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """Paths without those that lie inside another; a projection takes no others."""
+    """Return the paths that do not lie inside another, as a projection demands."""
     every = set(paths)
     return sorted(path for path in every if not any(path.startswith(other + ".") for other in every))
 
 
 def plain(path: str) -> str:
-    """A path of an update without positions: `lines.$[i].sku` and `lines.0.sku` are `lines.sku`."""
-    # The first name is that of a field, never a position, even if it is a number.
+    """Return a path of an update without positions: `lines.$[i].sku` and `lines.0.sku` are `lines.sku`."""
+    # The first segment is the name of a field, even if it is a number.
     head, *rest = path.split(".")
     return ".".join([head, *(part for part in rest if not (part.isdigit() or part.startswith("$")))])
 
 
+# -- expressions --------------------------------------------------------------------------------------
+
+
 def expression_of(path: str) -> Any:
-    """The expression that reads a stored path, which may end in the id of a DBRef."""
+    """Return the expression that reads a stored path, which may end in the id of a DBRef."""
+    return variable_field("", path)
+
+
+def variable_field(variable: str, path: str) -> Any:
+    """Return the expression that reads a path of a variable, which may end in the id of a DBRef."""
+    prefix = f"$${variable}." if variable else "$"
     outer, _, last = path.rpartition(".")
-    return _referred(f"${outer}") if last == REFERRED else f"${path}"
-
-
-def _referred(reference: str) -> Raw:
+    if last != REFERRED:
+        return f"{prefix}{path}"
+    reference = f"{prefix}{outer}".rstrip(".")
     return {"$getField": {"field": {"$literal": REFERRED}, "input": reference}}
 
 
-def values_expression(path: str) -> Any:
-    """The same where the path leads through an array."""
-    outer, _, last = path.rpartition(".")
-    if last != REFERRED:
-        return f"${path}"
-    return {"$map": {"input": f"${outer}", "in": _referred("$$this")}}
-
-
 def field_references(expression: Any) -> set[str] | None:
-    """The stored paths that an aggregation expression reads; None where it may read any."""
+    """Return the stored paths that an aggregation expression reads; None where it may read any."""
     if isinstance(expression, str):
-        head, _, rest = expression.partition(".")
-        if head in ("$$ROOT", "$$CURRENT"):
-            return {plain(rest)} if rest else None
-        return {plain(expression[1:])} if head.startswith("$") and not head.startswith("$$") else set()
-    if isinstance(expression, Mapping) and "$getField" in expression:
-        argument = expression["$getField"]
-        name = argument.get("field") if isinstance(argument, Mapping) else argument
-        source = argument.get("input", "$$CURRENT") if isinstance(argument, Mapping) else "$$CURRENT"
-        # From anywhere but the document itself it is the input that is read.
-        if source not in ("$$CURRENT", "$$ROOT"):
-            return field_references(source)
-        return {name} if isinstance(name, str) and not name.startswith("$") else None
+        return _text_references(expression)
     if isinstance(expression, Mapping):
-        return _all(field_references(item) for key, item in expression.items() if key != "$literal")
-    return _all(map(field_references, expression if isinstance(expression, (list, tuple)) else ()))
+        if "$getField" in expression:
+            return _get_field_references(expression["$getField"])
+        return _union(field_references(item) for key, item in expression.items() if key != "$literal")
+    return _union(map(field_references, expression if isinstance(expression, (list, tuple)) else ()))
+
+
+def _text_references(text: str) -> set[str] | None:
+    head, _, rest = text.partition(".")
+    if head in ("$$ROOT", "$$CURRENT"):
+        return {plain(rest)} if rest else None
+    return {plain(text[1:])} if head.startswith("$") and not head.startswith("$$") else set()
+
+
+def _get_field_references(argument: Any) -> set[str] | None:
+    detailed = argument if isinstance(argument, Mapping) else {"field": argument}
+    name, source = detailed.get("field"), detailed.get("input", "$$CURRENT")
+    if source not in ("$$CURRENT", "$$ROOT"):
+        # The field of another value: that value is what is read of the document.
+        return field_references(source)
+    return {name} if isinstance(name, str) and not name.startswith("$") else None
 
 
 def filter_references(filter: Mapping[str, Any]) -> set[str] | None:
-    """The stored paths that a filter reads; None where it may read any."""
+    """Return the stored paths that a filter reads; None where it may read any."""
 
     def references(key: str, condition: Any) -> set[str] | None:
         if key in ("$and", "$or", "$nor"):
-            return _all(map(filter_references, condition))
+            return _union(map(filter_references, condition))
         if key == "$expr":
             return field_references(condition)
         return None if key.startswith("$") else {plain(key)}
 
-    return _all(references(key, condition) for key, condition in filter.items())
+    return _union(references(key, condition) for key, condition in filter.items())
 
 
-def _all(parts: Iterable[set[str] | None]) -> set[str] | None:
-    """The paths of all parts; None where one of them may be any."""
+def _union(parts: Iterable[set[str] | None]) -> set[str] | None:
     paths: set[str] = set()
     for part in parts:
         if part is None:
             return None
         paths |= part
     return paths
-
-
-def places_of(raw: Any, steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each sub-document that the steps lead to, with its path, positions included."""
-    if isinstance(raw, list):
-        for number, item in enumerate(raw):
-            yield from places_of(item, steps, f"{prefix}{number}.")
-    elif isinstance(raw, dict):
-        if not steps:
-            yield prefix, raw
-        elif steps[0].stored in raw:
-            yield from places_of(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")

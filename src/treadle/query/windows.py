@@ -1,21 +1,18 @@
 """Windows of time: whole minutes, hours, days, weeks, months, quarters and years in a time zone.
 
-A window is known by its first instant. The server computes it with
-expressions that MongoDB 4.4 has; `$dateTrunc` is newer, and cuts hours by the
-offset that a zone had in the year 2000. In UTC Python computes the same.
+A window is identified by its first instant. The server computes it without `$dateTrunc`, which cuts hours by
+the offset that a zone had in the year 2000. In UTC Python computes the same.
 
-A day that daylight saving makes longer or shorter is one window of 23 or 25
-hours. An hour that is lived twice is two windows. Windows of several hours
-begin when the zone's clock shows their time: they too are longer or shorter
-where it is moved.
+A day that daylight saving makes longer or shorter is one window of 23 or 25 hours. An hour that occurs twice
+is two windows. Windows of several hours begin when the zone's clock shows their time, so they too are longer
+or shorter where the clock is moved.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 Unit: TypeAlias = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
@@ -48,13 +45,12 @@ _UTC_NAMES = frozenset({"UTC", "GMT", "Z", "Etc/UTC", "Etc/GMT", "+00:00", "+000
 _OFFSET = re.compile(r"[+-]\d\d(:?[0-5]\d)?\Z")
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The windows of one length in one time zone."""
 
     unit: Unit
     timezone: str = "UTC"
-    # So many minutes or hours are one window.
+    # How many minutes or hours make one window.
     size: int = 1
 
     @property
@@ -64,23 +60,23 @@ class Window:
 
     @property
     def range(self) -> tuple[dt.datetime, dt.datetime]:
-        """The dates that have a window."""
+        """The first and the last date that have a window."""
         if self.utc:
             return _UTC_RANGE
         return _LONG_RANGE if self.unit in ("quarter", "year") else _ZONE_RANGE
 
     @property
     def length(self) -> dt.timedelta:
-        """How long a window is, where no clock is moved; of months, quarters and years the longest."""
+        """How long a window is where no clock is moved; the longest of months, quarters and years."""
         return LONGEST[self.unit] * self.size
 
     @property
     def _shift(self) -> dt.timedelta:
-        """When one of the windows begins, after the first of January 1970."""
+        """When a window begins, after the first of January 1970."""
         return _FIRST_MONDAY if self.unit == "week" else _NONE
 
     def start_of(self, date: Any) -> dt.datetime | None:
-        """The first instant of a date's window, in UTC; None for what is no date, or out of range."""
+        """Return the first instant of a date's window in UTC; None where it has no window."""
         if not isinstance(date, dt.datetime):
             return None
         first, last = self.range
@@ -94,22 +90,22 @@ class Window:
         return date - past
 
     def span(self, start: dt.datetime) -> tuple[dt.datetime, dt.datetime]:
-        """A range of dates, the end not included, that holds all of the window."""
-        # An hour is cut off a date itself, so that it never is longer than an hour.
+        """Return a range of dates, without its end, that holds all of the window."""
+        # A short window is computed from the date itself, so it is never longer than its length.
         margin = _NONE if self.utc or self.length <= _HOUR else ZONE_MARGIN
         return _shifted(start, -margin), _shifted(start, self.length + margin)
 
     def inside(self, start: dt.datetime) -> tuple[dt.datetime, dt.datetime] | None:
-        """A range of dates, without its end, in the window; None where only the server can tell."""
+        """Return a range of dates, without its end, in the window; None where only the server can tell."""
         if not self.utc:
             return None
         months = _MONTHS.get(self.unit)
         return start, _shifted(start, dt.timedelta(days=28) * months if months else self.length)
 
     def expression(self, date: str) -> Any:
-        """The first instant of the window of a date, as an aggregation expression.
+        """Return the first instant of the window of a date, as an aggregation expression.
 
-        Null for what is no date, and for a date that is out of range.
+        It is null for what is not a date, and for a date that is out of range.
         """
         first, last = self.range
         valid = {
@@ -142,11 +138,11 @@ class Window:
         return {"$let": {"vars": {"p": self._parts(date)}, "in": {"$dateFromParts": parts}}}
 
     def _since(self, date: Any) -> Any:
-        """The milliseconds of a date since one of the windows began."""
+        """Return the milliseconds from the beginning of some window to a date."""
         return {"$subtract": [{"$toLong": date}, self._shift // _MILLISECOND]}
 
     def _short(self, date: str) -> Any:
-        """An hour, or a part of one, so that each hour on the clock begins with a window."""
+        """Return the start of an hour or a part of one; each hour on the clock begins a window."""
         hour = self._hour(date)
         if self.unit == "hour":
             return hour
@@ -154,10 +150,10 @@ class Window:
         return {"$let": {"vars": {"hour": hour}, "in": {"$subtract": [date, past]}}}
 
     def _by_the_clock(self, date: str) -> Any:
-        """Several hours: the last beginning that is not after the date.
+        """Return the start of several hours: the last beginning that is not after the date.
 
-        The zone's clock is read as if it were UTC, and cut. What it then shows
-        may be skipped or lived twice, so that the neighbours are looked at too.
+        The zone's clock is read as if it were UTC, and cut. The time that it then shows may not exist or
+        occur twice, so the neighbouring beginnings are computed too.
         """
         names = ("year", "month", "day", "hour", "minute", "second", "millisecond")
         clock = {"$dateFromParts": {name: f"$$p.{name}" for name in names}}
@@ -165,7 +161,7 @@ class Window:
         begun = {"$subtract": ["$$local", _remainder(self._since("$$local"), self.length)]}
         length = self.length // _MILLISECOND
         instants = {}
-        # Islands have skipped whole days; the same time of the day before was there.
+        # Islands have skipped whole days; the same time of the day before did exist.
         day = LONGEST["day"] // _MILLISECOND
         for name, move in (("next", length), ("same", 0), ("before", -length), ("day_before", -day)):
             parts = {"$dateToParts": {"date": {"$add": ["$$begun", move]}}}
@@ -181,7 +177,7 @@ class Window:
         return {"$dateToParts": {"date": date, "timezone": self.timezone}}
 
     def _hour(self, date: str) -> Any:
-        """The date without its minutes, as they are in the zone at that very instant."""
+        """Return the date without the minutes that the zone's clock shows at that instant."""
         past = {
             "$add": [
                 {"$multiply": ["$$p.minute", 60_000]},
@@ -189,7 +185,7 @@ class Window:
                 "$$p.millisecond",
             ]
         }
-        # Where the clock was moved by half an hour since, the window begins at that move.
+        # If the clock has been moved by half an hour since then, the window begins at that move.
         minute = {"$minute": {"date": "$$start", "timezone": self.timezone}}
         moved = {"$add": ["$$start", {"$multiply": [{"$subtract": [60, "$$minute"]}, 60_000]}]}
         whole = {"$or": [{"$eq": ["$$minute", 0]}, {"$gt": [moved, date]}]}
@@ -199,13 +195,13 @@ class Window:
 
 
 def _remainder(number: Any, length: dt.timedelta) -> Any:
-    """What is left of milliseconds; before 1970 `$mod` is negative, so it is taken twice."""
+    """Return the remainder of milliseconds; before 1970 `$mod` is negative, so it is taken twice."""
     whole = length // _MILLISECOND
     return {"$mod": [{"$add": [{"$mod": [number, whole]}, whole]}, whole]}
 
 
 def _shifted(date: dt.datetime, by: dt.timedelta) -> dt.datetime:
-    """A date moved, but not beyond what can be stored."""
+    """Return a date moved, but not beyond what Python can hold."""
     first, last = _UTC_RANGE
     if by < dt.timedelta(0):
         return date + by if date - first > -by else first

@@ -10,7 +10,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from treadle.graph.calls import PastCalls, past_of, relating_of
 from treadle.graph.outcomes import State
 from treadle.model.document import Document
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store.async_reads import AsyncReads
 from treadle.store.async_results import AsyncResults
 

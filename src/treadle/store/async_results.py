@@ -11,7 +11,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.resuming import Reading
+from treadle.plan.decoding import PagedRead
 from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner
 
@@ -57,29 +57,29 @@ async def read_pages(
     """
     if first is not None:
         await first()
-    reading = Reading(await runner.aimed(reader.command, session))
+    reading = PagedRead(await runner.aimed(reader.command, session))
     while True:
         try:
             with shell.encoding():
-                opened = await runner.opened(reading.command, session, raw=reading.apart)
+                opened = await runner.opened(reading.command, session, raw=reading.as_bytes)
         except InvalidBSON as error:
-            reading.go_on(error)
+            reading.decode_singly(error)
             continue
         async with opened as cursor:
             while not reader.done:
                 try:
                     page = await cursor.to_list(reader.page)
                 except InvalidBSON as error:
-                    reading.go_on(error)
+                    reading.decode_singly(error)
                     break
                 except ENCODING_ERRORS as error:
                     raise not_storable(error, reading.command.collection) from error
-                raws, unreadable = reading.take(page)
+                raws, unreadable = reading.take(page, skip=noted is not None)
                 for document in await runner.read(reader.take(raws, len(page) < reader.page), session):
                     yield document
                 if unreadable is not None and noted is None:
                     raise unreadable
                 if unreadable is not None and noted is not None:
-                    noted.append(unreadable)
+                    noted += unreadable.singly()
             else:
                 return

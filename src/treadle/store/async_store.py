@@ -13,7 +13,6 @@ from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
@@ -24,7 +23,7 @@ from treadle.graph.outcomes import Action, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.async_array import AsyncArray
 from treadle.store.async_counter import AsyncCounter
@@ -357,6 +356,7 @@ class AsyncStore(AsyncOperations):
         run again after a conflict; `with_transaction` can. What it yields is
         PyMongo's session, for calls of the driver itself.
         """
+        await self._require_transactions("transaction()")
         async with self.runner.database.client.start_session() as session:
             await session.start_transaction(**shell.TRANSACTION_OPTIONS)
             self.runner.transactions.begin(session)
@@ -367,20 +367,17 @@ class AsyncStore(AsyncOperations):
             except BaseException as error:
                 await abort(session, error)
                 await self.runner.let_go(session, error)
-                if isinstance(error, PyMongoError) and shell.clear(error) is not error:
-                    raise shell.clear(error) from None
                 raise
             if session.in_transaction:
                 try:
-                    await commit(session, Retries(self.graph.limits))
+                    await commit(session, Retries(self.runner.lock_seconds))
                 except BaseException as error:
                     await self.runner.let_go(session, error)
-                    if isinstance(error, PyMongoError):
-                        raise shell.clear(error) from error.__cause__
                     raise
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        await self._require_transactions("with_transaction()")
         return await self.runner.in_transaction(work)
 
     def collection(self, model: type[Document]) -> AsyncCollection[Raw]:

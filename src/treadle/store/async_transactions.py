@@ -1,7 +1,8 @@
-"""Transactions of the asyncio shell: run again after a passing failure, for as long as the caller waits.
+"""Transactions of the asyncio shell, run again after a transient failure.
 
-The driver's own loop goes on for two minutes whatever the client's options
-say, and waits for a server before it gives a failed transaction up.
+They are retried until the caller's deadline, or for as long as the server may hold the locks of a client
+that was killed; then the caller gets `TimedOut`. The driver's own loop ends after two minutes whatever
+the client's options say, and waits for a server before it aborts a failed transaction.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from typing import TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeoutError
 
-from treadle.graph.limits import Limits
 from treadle.plan.server_errors import (
     OUTCOME_UNKNOWN,
     is_outcome_unknown,
     is_transient,
     lacks_sessions,
+    surely_not_committed,
 )
 from treadle.store import deadline, shell, turn
-from treadle.store.deadline import Retries
+from treadle.store.deadline import Retries, TimedOut
 
-# How long a transaction that failed is given to let go of its documents.
+# How long the abort of a failed transaction may take.
 ABORT_SECONDS = 0.5
 
 R = TypeVar("R")
 
 
 async def in_transaction(
-    session: AsyncClientSession, work: Callable[[AsyncClientSession], Awaitable[R]], limits: Limits
+    session: AsyncClientSession, work: Callable[[AsyncClientSession], Awaitable[R]], lock_seconds: float
 ) -> R:
-    """What `work` returns, committed."""
-    retries = Retries(limits)
+    """Run `work` and commit. Returns what it returns; raises `TimedOut` where conflicts do not end."""
+    retries = Retries(lock_seconds)
     while True:
         await session.start_transaction(**shell.TRANSACTION_OPTIONS)
         try:
@@ -46,14 +47,17 @@ async def in_transaction(
             return result
         except BaseException as error:
             await abort(session, error)
-            if retries.over() or not _may_run_again(error):
+            may_run_again = _may_run_again(error)
+            if retries.over() and (may_run_again or (retries.has_deadline and _ran_out_of_time(error))):
+                raise retries.timed_out() from error
+            if not may_run_again:
                 raise
             turn.note_conflict()
         await asyncio.sleep(retries.pause(random.random()))
 
 
 async def commit(session: AsyncClientSession, retries: Retries) -> None:
-    """Commit, again while nobody can tell whether it was; then the first error, which says so."""
+    """Commit, and again while the outcome is unknown. Raises the first error of these, which says so."""
     lost: PyMongoError | None = None
     while True:
         try:
@@ -78,7 +82,7 @@ async def commit(session: AsyncClientSession, retries: Retries) -> None:
 
 
 async def abort(session: AsyncClientSession, error: BaseException | None = None) -> None:
-    """Let go of what a transaction holds, even where its caller's time is over."""
+    """Abort a transaction, so that it releases its documents, even after its caller's deadline."""
     if not session.in_transaction:
         return
     # Where no server was found to run it on, none is found to abort it on.
@@ -91,7 +95,14 @@ async def abort(session: AsyncClientSession, error: BaseException | None = None)
 
 
 def _may_run_again(error: BaseException) -> bool:
-    # Who chose how long to wait for a server is not made to wait again.
+    # The client's options say how long to wait for a server, and that time has passed.
     if isinstance(error, ServerSelectionTimeoutError):
         return False
     return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))
+
+
+def _ran_out_of_time(error: BaseException) -> bool:
+    """Whether the driver ended a command because of a deadline, and nothing was committed."""
+    if not isinstance(error, PyMongoError) or isinstance(error, TimedOut):
+        return False
+    return error.timeout and surely_not_committed(error)

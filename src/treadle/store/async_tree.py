@@ -11,7 +11,7 @@ from pymongo.errors import OperationFailure
 from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.async_writer import AsyncWriter

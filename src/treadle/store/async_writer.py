@@ -25,12 +25,12 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Call, Plan
+from treadle.plan import Call, Failed, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.combine import AsyncCombiner
+from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -224,9 +224,20 @@ class AsyncWriter:
         if self._uses.issuperset(names):
             return known
         found = await self.runner.run(read_capabilities(self._uses.union(names)))
-        self._known = known = self.graph.check_server(found)
         self._uses.update(names)
-        return known
+        return self._learn(found)
+
+    def _learn(self, found: Capabilities) -> Capabilities:
+        """Keep what the server can do; refuse one that lacks what a declaration needs."""
+        self._known = self.graph.check_server(found)
+        self.runner.lock_seconds = found.lock_seconds
+        return self._known
+
+    async def _require_transactions(self, what: str) -> None:
+        """Refuse a server without transactions; learn for how long this one may hold locks."""
+        await self._look()
+        assert self._known is not None
+        self._known.require_transactions(what, "use Store.local()")
 
     async def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
@@ -245,7 +256,7 @@ class AsyncWriter:
                 if self._known is None:
                     raise
                 return
-            self._known = self.graph.check_server(found)
+            self._learn(found)
             self.protocol.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description
@@ -254,7 +265,7 @@ class AsyncWriter:
 
     def _assume(self, known: Capabilities) -> None:
         """Take what another Store learned of this server, and probe nothing until a failover."""
-        self._known = self.graph.check_server(replace(known, database=self.database.name))
+        self._learn(replace(known, database=self.database.name))
         self._greeted = True
         self._topology = self.database.client.topology_description
         self._primaries = shell.primaries(self._topology)

@@ -13,6 +13,7 @@ from typing import Any
 from pymongo.errors import PyMongoError
 
 from treadle.graph.quarantine import log
+from treadle.plan.server_errors import is_bug
 
 # A timer that is never due.
 FOREVER_SECONDS = 1e9
@@ -90,7 +91,7 @@ def start_timer(reference: Callable[[], Any], seconds: float | None) -> threadin
             try:
                 counter.tick()
             except Exception as error:
-                log.warning("%s: %s", counter.rule.place.label, error)
+                log.warning("%s: %s", counter.rule.place.label, error, exc_info=is_bug(error))
             del counter
 
     if seconds is not None:

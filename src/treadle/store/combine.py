@@ -1,4 +1,4 @@
-"""Concurrent calls of one process share round trips: group commit, and what `plan/together.py` joins.
+"""Concurrent calls of one process share round trips: group commit, and what `store/shared_commands.py` joins.
 
 Each caller still gets its own result or its own error, and waits no longer
 than its deadline: while it queues, nothing of it is written; while its group
@@ -7,7 +7,7 @@ deadline in it. Plain commands do not wait for one that takes long, because its
 document is locked, say: they go on beside it. Group commits do so where the one
 under way has met a conflict: a few may wait while others go past them.
 `Combiner` is for threads, `AsyncCombiner` for the tasks of an event loop; what a
-group does is in `engine/commit.py` and `plan/together.py`.
+group does is in `engine/commit.py` and `store/shared_commands.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
-from treadle.plan.together import ALONE
 from treadle.store import deadline, shell
 from treadle.store.deadline import NEVER
+from treadle.store.shared_commands import ALONE
 from treadle.store.turn import Turn
 
 # How long the next group waits for writers of the last one.
@@ -117,7 +117,7 @@ class Combiner:
 
     def _await_turn(self, mine: _Waiting) -> None:
         """Wait until this call is done, or is to lead a group."""
-        end = monotonic() + _patience(mine.until, self._lingers, self._limits)
+        end = mine.until
         if self._goes_past(mine, end) if self._lingers else self._goes_on(mine):
             return
         seconds = end - monotonic()
@@ -280,12 +280,6 @@ def _take(waiting: deque[W], most: int, led_until: float = NEVER) -> list[W]:
     return group
 
 
-def _patience(until: float, lingers: bool, limits: Limits) -> float:
-    """How many seconds a call queues: without a deadline, for as long as others do who go alone."""
-    seconds = until - monotonic()
-    return min(seconds, limits.retry_seconds) if lingers else seconds
-
-
 def _too_late(begun: bool, reads: bool) -> deadline.TimedOut:
     """The error of a call whose time is over while it queues, or while its group is under way."""
     if reads:
@@ -359,12 +353,10 @@ class AsyncCombiner:
         waiting.append(mine)
         if self._timer is None:
             self._look_later(self._limits.together_wait_seconds)
-        if self._lingers:
-            return self._wait(mine, _patience(until, True, self._limits))
         # Once for each group that the queue fills.
-        if len(waiting) % self._most == 0 and self._flying < TOGETHER_GROUPS_MAX:
+        if not self._lingers and len(waiting) % self._most == 0 and self._flying < TOGETHER_GROUPS_MAX:
             self._hand_over()
-        return mine if until == NEVER else self._wait(mine, _patience(until, False, self._limits))
+        return mine if until == NEVER else self._wait(mine, until - monotonic())
 
     async def _go_first(self, work: Any) -> Any:
         self._flying += 1
@@ -477,6 +469,6 @@ class _AsyncWaiting(asyncio.Future[Any]):
     context: contextvars.Context
 
     def expire(self, reads: bool) -> None:
-        """Its time is over; where its group is under way, whoever set no deadline goes on waiting."""
-        if not self.done() and not (self.begun and self.until == NEVER):
+        """Fail this call, because its deadline has passed."""
+        if not self.done():
             self.set_exception(_too_late(self.begun, reads))

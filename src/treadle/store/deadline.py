@@ -21,19 +21,18 @@ from pymongo import _csot
 from pymongo.errors import PyMongoError
 
 from treadle.errors import DataError
-from treadle.graph.limits import Limits
 
-# The first pause between two attempts.
+# The first and the longest pause between two attempts. A longer one would leave a document idle that
+# many callers wait for.
 RETRY_PAUSE_SECONDS = 0.005
-# The longest.
-RETRY_PAUSE_MAX_SECONDS = 0.5
+RETRY_PAUSE_MAX_SECONDS = 0.05
 
 NEVER = float("inf")
 NONE: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class TimedOut(DataError, PyMongoError):
-    """The caller's deadline passed; the code tells whether anything can have been written.
+    """A call took too long; the code tells whether anything can have been written.
 
     PyMongo's kind of error too, with `timeout` set, like those by which the driver itself ends a call.
     """
@@ -123,10 +122,16 @@ async def holding_async(lock: Any, doing: str) -> AsyncGenerator[None]:
 
 
 class Retries:
-    """How long, and after which pauses, something is tried again that failed for a passing reason."""
+    """Until when, and after which pauses, something that failed for a transient reason is tried again.
 
-    def __init__(self, limits: Limits) -> None:
-        self._until = min(moment(), time.monotonic() + limits.retry_seconds)
+    Until the caller's deadline. Without one, for as long as the server may hold the locks of a client
+    that was killed (`Capabilities.lock_seconds`): whatever is locked for longer than that is in use.
+    """
+
+    def __init__(self, lock_seconds: float) -> None:
+        self.has_deadline = moment() < NEVER
+        self._seconds = lock_seconds
+        self._until = moment() if self.has_deadline else time.monotonic() + lock_seconds
         self._pause = RETRY_PAUSE_SECONDS
 
     def over(self) -> bool:
@@ -134,6 +139,19 @@ class Retries:
         return time.monotonic() >= self._until
 
     def pause(self, chance: float) -> float:
-        """The seconds before the next attempt; `chance`, up to 1, keeps those apart who failed together."""
+        """Return the seconds before the next attempt.
+
+        `chance`, a random number up to 1, keeps callers apart that failed at the same moment.
+        """
         seconds, self._pause = self._pause, min(self._pause * 1.5, RETRY_PAUSE_MAX_SECONDS)
         return max(0.0, min(chance * seconds, self._until - time.monotonic()))
+
+    def timed_out(self) -> TimedOut:
+        """Return the error of a transaction that was tried until now, and wrote nothing."""
+        if self.has_deadline:
+            return passed("writing in a transaction")
+        return TimedOut(
+            f"other transactions kept the documents of this call in use for {self._seconds:.0f} seconds; "
+            "nothing of it was written: try again when there are fewer writers at a time",
+            code="write-contended",
+        )

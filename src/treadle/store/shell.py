@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from bson import ObjectId
 from pymongo import ReadPreference
-from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
+from pymongo.errors import ConfigurationError, InvalidURI
 from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
@@ -27,8 +27,8 @@ from treadle.graph.kinds import root_of
 from treadle.graph.outcomes import Action
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.capabilities import REPLICA_SET_OF_ONE, Capabilities
-from treadle.plan.server_errors import copied, refuses_transactions
+from treadle.plan.capabilities import Capabilities
+from treadle.store.shared_commands import copy_error
 
 D = TypeVar("D", bound=Document)
 
@@ -216,20 +216,10 @@ def not_encodable(error: Exception) -> Exception:
     return not_storable(error, "a document or a command")
 
 
-def clear(error: PyMongoError) -> Exception:
-    """A clearer error where a standalone server refuses transactions."""
-    if refuses_transactions(error):
-        return UsageError(
-            f"this standalone server has no transactions; {REPLICA_SET_OF_ONE}, or use Store.local()",
-            code="transactions-unavailable",
-        )
-    return error
-
-
 def outcome_unknown(error: BaseException) -> Exception:
     """What the others of a group are told when its transaction did not end in a known way."""
     if isinstance(error, Exception):
-        return copied(error)
+        return copy_error(error)
     return DataError(
         "this write shared a transaction with another thread's or task's, which was interrupted; "
         "whether it was committed is not known: look before you try again",

@@ -7,14 +7,17 @@ collections is known too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import bson
 from bson import ObjectId
+from bson.errors import InvalidBSON
+from bson.raw_bson import RawBSONDocument
 
-from treadle.model.bson_types import RESERVED
+from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, database_command, insert_one, server_facts
-from treadle.plan.decoding import decoded_parts
 from treadle.query.paths import plain
 
 # What a reader writes to see it come round; its events lie in the stream as well.
@@ -64,7 +67,7 @@ class ChangeStream:
         reply = (yield from database_command(command, writes=False, raw=raw))["cursor"]
         batch, token = reply["nextBatch"], reply.get("postBatchResumeToken")
         if raw:
-            batch, token = list(map(decoded_parts, batch)), token and decoded_parts(token)
+            batch, token = list(map(_decode_fields, batch)), token and _decode_fields(token)
         events = list(self._whole(batch))
         self.cursor = reply["id"] or None
         if not self._pieces:
@@ -171,6 +174,19 @@ def key_of(event: Mapping[str, Any]) -> Any:
 def is_reserved(path: str) -> bool:
     """Whether a path is one of Treadle's own."""
     return path == RESERVED or path.startswith(RESERVED + ".")
+
+
+# -- events with damaged documents ------------------------------------------------------------------
+
+
+def _decode_fields(raw: Any) -> Raw:
+    """Return the fields of a document of bytes that can be decoded, without the others."""
+    fields: Raw = {}
+    for name, value in raw.items():
+        with contextlib.suppress(InvalidBSON):
+            is_document = isinstance(value, RawBSONDocument)
+            fields[name] = bson.decode(value.raw, codec_options=CODEC_OPTIONS) if is_document else value
+    return fields
 
 
 # -- former states ------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ class _Gathered(_Watcher):
         """See of inserted sources what they add, where that can be added to a total."""
         self.counted = set(self.rules) == set(countable(self.rules[0].target))
         if self.counted:
-            self.shown.update(*(rule.value_paths() or () for rule in self.rules))
+            self.shown.update(*(rule.aggregate.reads or () for rule in self.rules))
 
     def note(self, event: Event, dirty: Dirty) -> None:
         """Note the source before and after, whose targets are to be marked."""

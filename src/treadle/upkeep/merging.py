@@ -19,7 +19,7 @@ from treadle.engine.lease import Lease
 from treadle.engine.older import has_older, in_commands, older_sources
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, elsewhere_stages
+from treadle.graph.gather import GatherRule, GroupRule, archive_stages, contribution_stages
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.graph.quarantine import readable
@@ -56,7 +56,7 @@ def _branches(rules: Sequence[GatherRule]) -> list[list[GatherRule]]:
     """Rules that one `$group` computes, those with the fewest conditions first."""
     branches: dict[Any, list[GatherRule]] = {}
     for rule in rules:
-        branches.setdefault(rule.alike, []).append(rule)
+        branches.setdefault(rule.group_key, []).append(rule)
     return list(branches.values())
 
 
@@ -72,16 +72,27 @@ class Accumulators:
         stage: Raw = {}
         for rule in rules:
             paths = self.of_rule.setdefault(rule, {})
-            for name, accumulator in rule.accumulators().items():
-                same = branch, bson.encode(accumulator, codec_options=CODEC_OPTIONS)
+            for name, accumulator in rule.aggregate.accumulators().items():
+                same = branch, bson.encode(accumulator.expression, codec_options=CODEC_OPTIONS)
                 field = self._names.setdefault(same, f"a{len(self._names)}")
-                stage[field] = accumulator
+                stage[field] = accumulator.expression
                 paths[name] = f"${field}"
         return stage
 
     @property
     def names(self) -> list[str]:
         return list(self._names.values())
+
+
+def can_merge(rule: GatherRule) -> bool:
+    """Return whether the server can compute the values of a rule by itself."""
+    paths = {name: f"${name}" for name in rule.aggregate.accumulators()}
+    return bool(paths) and rule.aggregate.finish_expressions(paths) is not None
+
+
+def _finish(rule: GatherRule, accumulators: Accumulators) -> Raw:
+    """Return the values of a rule, as expressions over the accumulators that a stage computed."""
+    return rule.aggregate.finish_expressions(accumulators.of_rule[rule]) or {}
 
 
 def _joined(first: list[Raw], others: Sequence[tuple[str, list[Raw]]], names: Sequence[str]) -> list[Raw]:
@@ -131,7 +142,7 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
         for number, part in enumerate(group.key.parts):
             projection[part.target] = f"$_id.k{number}"
     for rule in entry.having(GatherRule):
-        projection.update(rule.finish_expressions(accumulators.of_rule[rule]))
+        projection.update(_finish(rule, accumulators))
     return [*stages, {"$project": projection}]
 
 
@@ -177,7 +188,7 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -
         others.append((rule.source.collection, [*stages, grouped]))
     projection: Raw = {}
     for rule in rules:
-        projection.update(rule.finish_expressions(accumulators.of_rule[rule]))
+        projection.update(_finish(rule, accumulators))
     paths = sorted(projection)
     # Sources may name documents of another kind, or none.
     targets: list[Raw] = [{"$match": entry.targets.exact.filter()}] if entry.targets.exact.filter() else []
@@ -187,7 +198,7 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -
     by_stamp: dict[str, list[str]] = {}
     for rule in rules:
         for stamp in rule.stamps():
-            by_stamp.setdefault(stamp, []).extend(rule.finish_expressions(accumulators.of_rule[rule]))
+            by_stamp.setdefault(stamp, []).extend(_finish(rule, accumulators))
     stamps = {stamp: {"$cond": [_changes(own), "$$NOW", f"${stamp}"]} for stamp, own in by_stamp.items()}
     sets = {**stamps, REVISION: {"$cond": [_changes(paths), BUMP[REVISION], f"${REVISION}"]}}
     # What depends on the change is set while the old values are still there.
@@ -280,7 +291,8 @@ class GroupWork:
         """Compute groups from sources that match; remove the documents of those that are gone."""
         entry, key = self.entry, self.key
         has_archive = self.group.source.sources.archive is not None
-        if entry.feeds or has_archive or (yield from has_older(self.group.source)):
+        mergeable = all(map(can_merge, entry.having(GatherRule)))
+        if entry.feeds or has_archive or not mergeable or (yield from has_older(self.group.source)):
             # What others are fed by must be followed, and older sources converted: a merge does neither.
             yield from self._mend(within)
             return
@@ -343,7 +355,7 @@ class GroupWork:
             self.group.source.collection,
             [
                 *stages,
-                *elsewhere_stages(self.group, stages),
+                *archive_stages(self.group, stages),
                 alike,
                 {"$set": {"sources": 1}},
                 {"$unionWith": {"coll": self.entry.collection, "pipeline": documents}},

@@ -22,7 +22,7 @@ from treadle.graph.quarantine import around, set_aside
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.decoding import RawId
+from treadle.plan.decoding import UndecodableId
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep import fingerprints, position
 from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
@@ -155,7 +155,7 @@ def repair(
                 each
                 for each in findings
                 # What cannot even be named has been set aside by then.
-                if each.model == entry.model.__name__ and not isinstance(each.document_id, RawId)
+                if each.model == entry.model.__name__ and not isinstance(each.document_id, UndecodableId)
             ]
             keys = distinct(each.document_id for each in mine)
             if entry.group is not None:

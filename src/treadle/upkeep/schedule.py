@@ -263,7 +263,7 @@ class Scheduler:
     def _compute(self, job: Job, now: dt.datetime) -> Plan[Ran]:
         """Compute the fields of all documents of a model."""
         entry = job.entry
-        mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and rule.accumulators()]
+        mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and merging.can_merge(rule)]
         # A merge joins by id.
         mergeable = [rule for rule in mergeable if rule.to is None]
         older = False

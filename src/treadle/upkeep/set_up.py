@@ -33,7 +33,7 @@ from treadle.graph.pattern import Entry
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, read_capabilities
-from treadle.plan.dry_run import dry
+from treadle.plan.dry_run import list_writes
 from treadle.upkeep import fingerprints, validation, zones
 from treadle.upkeep.change_stream import has_pre_images
 from treadle.upkeep.collection_schema import collection_schema
@@ -70,7 +70,7 @@ def setup(graph: Graph, dry_run: bool = False, validation: Enforcement = None) -
     for zone, day in (yield from zones.wrong_zones(zones.declared_zones(graph))).items():
         log.warning("%s", zones.describe(zone, day))
     plan = _setup(graph, server, validation)
-    return (yield from dry(plan, [])) if dry_run else (yield from plan)
+    return (yield from list_writes(plan, [], server)) if dry_run else (yield from plan)
 
 
 def missing_indexes(graph: Graph) -> Plan[list[Action]]:

@@ -24,8 +24,8 @@ from treadle.graph.quarantine import set_aside
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, delete_many, find_one, find_one_and_update, wait
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.decoding import RawId
-from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE
+from treadle.plan.decoding import UndecodableId
+from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE, is_bug
 from treadle.upkeep import controls
 from treadle.upkeep.apply import Finish, apply
 from treadle.upkeep.backfill import Backfill
@@ -206,9 +206,11 @@ class Follower(Leader):
                 self.lease.token = None
                 self._warn("lease_lost", "the lease went to another worker; this one stands by")
             except Exception as error:
-                # Whatever it was, it must not end the worker: it would only meet it again.
-                self._warn_of(error)
                 yield from self._note_failure(error)
+                if is_bug(error):
+                    # Continuing would hide it: it ends the worker, with its traceback.
+                    raise
+                self._warn_of(error)
                 yield from wait(backoff)
                 backoff = min(backoff * 2, WORKER_BACKOFF_MAX_SECONDS)
         try:
@@ -465,7 +467,7 @@ class Follower(Leader):
         entry = self.graph.by_collection[first["collection"]]
         backfill = Backfill(self.graph, self.server, self._count)
         last = yield from backfill.verify(entry, first["after"])
-        while last is not None and isinstance(last[0], RawId):
+        while last is not None and isinstance(last[0], UndecodableId):
             # An id that cannot be decoded cannot be saved either: no page ends there.
             last = yield from backfill.verify(entry, last)
         changes: Raw = {}

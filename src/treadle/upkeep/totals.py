@@ -21,12 +21,13 @@ from uuid import UUID
 from bson import Int64, ObjectId
 from pymongo.errors import OperationFailure
 
-from treadle.engine.recompute import Recomputation, Values, finished, grouping_stages, recompute
-from treadle.graph.gather import CountingRule, GatherRule
+from treadle.engine.recompute import Fold, Recomputation, Values, recompute
+from treadle.graph.aggregate import RECOMPUTE, SourceCount, State
+from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
 from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import exact_sum, same
+from treadle.query.comparison import same
 from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import value_at
 from treadle.upkeep.change_stream import operation_time
@@ -40,11 +41,11 @@ MANY = 1_000
 
 @dataclass(frozen=True)
 class Total:
-    """What the sources of a target come to, as a row of `$group`; None if it has none."""
+    """The states of the rules of a target as of a moment; None if it has no sources."""
 
     # All changes up to here are in it, and of later ones those that were read since.
     at: Any
-    row: Raw | None
+    states: Sequence[State] | None
 
 
 class Totals:
@@ -74,7 +75,9 @@ def countable(entry: Entry[Any]) -> list[GatherRule]:
     rules = Recomputation.of(entry, "stream").gathers
     if not rules or entry.group is not None:
         return []
-    return rules if all(_is_countable(rule) and rule.alike == rules[0].alike for rule in rules) else []
+    return (
+        rules if all(_is_countable(rule) and rule.group_key == rules[0].group_key for rule in rules) else []
+    )
 
 
 def _is_countable(rule: GatherRule) -> bool:
@@ -84,7 +87,7 @@ def _is_countable(rule: GatherRule) -> bool:
         and rule.to is None
         and rule.source.sources.archive is None
         and not rule.source.versions.may_change
-        and rule.tally([]) is not None
+        and bool(rule.aggregate.accumulators())
     )
 
 
@@ -95,6 +98,7 @@ class Counted:
         self._totals = totals
         self._entry = entry
         self._rules = countable(entry)
+        self._fold = Fold(self._rules)
         # The values that were written last, and the totals with what has arrived since.
         self._written: dict[Any, Raw] = {}
         self._known: dict[Any, Total] = {}
@@ -104,7 +108,7 @@ class Counted:
             total = totals.take(entry, mark.frozen)
             added = None if total is None else _added(self._rules, total, mark)
             if total is not None and added is not None:
-                self._written[mark.frozen] = finished(self._rules, total.row)
+                self._written[mark.frozen] = self._fold.finish(total.states)
                 self._known[mark.frozen] = added
 
     def gather(
@@ -124,9 +128,9 @@ class Counted:
         if plain:
             some = [keys[number] for number in plain]
             most = sum(self._stored_count(documents[number]) for number in plain)
-            counted = yield from outside(lambda: _count(self._rules, some, self._totals.until, most))
+            counted = yield from outside(lambda: self._count(some, most))
             self._new |= {frozen[number]: counted[frozen[number]] for number in plain if counted}
-        values = {key: finished(self._rules, total.row) for key, total in self._new.items()}
+        values = {key: self._fold.finish(total.states) for key, total in self._new.items()}
         left = [number for number in unknown if frozen[number] not in values]
         if left:
             rest = [[each[number] for number in left] for each in (keys, frozen, documents)]
@@ -136,9 +140,45 @@ class Counted:
     def _stored_count(self, document: Raw) -> int:
         """How many sources a target seems to have."""
         for rule in self._rules:
-            if isinstance(rule, CountingRule) and type(count := value_at(document, rule.path)) is int:
+            if (
+                isinstance(rule.aggregate, SourceCount)
+                and type(count := value_at(document, rule.path)) is int
+            ):
                 return count
         return 0
+
+    def _count(self, keys: Sequence[Any], sources: int) -> Plan[dict[Any, Total]]:
+        """Return the totals of targets as of this moment, by frozen key; none where the server cannot tell.
+
+        They seem to have so many `sources`. No transaction tells the moment that it
+        sees; this one is not before that of the transaction under way, so that no
+        value goes back in time.
+        """
+        at = yield from operation_time()
+        rule = self._rules[0]
+        collection = rule.source.collection
+        command: Raw = {
+            "aggregate": collection,
+            "pipeline": [{"$match": rule.key.match(keys)}, *self._fold.stages(keys)],
+            # What else refers to one of them, in a list, is a group too.
+            "cursor": {"batchSize": REPLY_DOCUMENTS},
+            "readConcern": {"level": "snapshot", "atClusterTime": at},
+        }
+        if (
+            sources > MANY
+            and sources * 2 > (yield from database_command({"count": collection}, writes=False))["n"]
+        ):
+            # To go through them all takes less than half of the time of finding as many by an index.
+            command["hint"] = {"$natural": 1}
+        try:
+            cursor = (yield from database_command(command, writes=False))["cursor"]
+        except OperationFailure:
+            # No snapshots here, or none that shows a collection which was made just now.
+            return {}
+        if cursor["id"] or at < self._totals.until:
+            return {}
+        states = self._fold.by_key(cursor["firstBatch"])
+        return {freeze(key): Total(at, states.get(freeze(key))) for key in keys}
 
     def keep(self) -> None:
         """Remember the totals, after the transaction has committed."""
@@ -146,60 +186,19 @@ class Counted:
             self._totals.keep(self._entry, key, total)
 
 
-def _count(
-    rules: Sequence[GatherRule], keys: Sequence[Any], until: Any, sources: int
-) -> Plan[dict[Any, Total]]:
-    """The totals of targets as of this moment, by frozen key; none where the server cannot tell.
-
-    They seem to have so many `sources`. No transaction tells the moment that it
-    sees; this one is not before that of the transaction under way, so that no
-    value goes back in time.
-    """
-    at = yield from operation_time()
-    rule = rules[0]
-    collection = rule.source.collection
-    command: Raw = {
-        "aggregate": collection,
-        "pipeline": [{"$match": rule.key.match(keys)}, *grouping_stages(rules, keys)],
-        # Whatever else names one of them, in a list, is a group too.
-        "cursor": {"batchSize": REPLY_DOCUMENTS},
-        "readConcern": {"level": "snapshot", "atClusterTime": at},
-    }
-    if (
-        sources > MANY
-        and sources * 2 > (yield from database_command({"count": collection}, writes=False))["n"]
-    ):
-        # To go through them all takes less than half of the time of finding as many by an index.
-        command["hint"] = {"$natural": 1}
-    try:
-        cursor = (yield from database_command(command, writes=False))["cursor"]
-    except OperationFailure:
-        # No snapshots here, or none that shows a collection which was made just now.
-        return {}
-    if cursor["id"] or at < until:
-        return {}
-    rows = {freeze(row["_id"]): row for row in cursor["firstBatch"]}
-    return {freeze(key): Total(at, rows.get(freeze(key))) for key in keys}
-
-
 def _added(rules: Sequence[GatherRule], total: Total, mark: Mark) -> Total | None:
-    """A total with the sources that arrived; None where all must be counted again."""
+    """Return a total with the sources that arrived; None where all must be counted again."""
     if mark.arrived is None:
         return None
-    later = mark.arrived
-    if later and later[0][0] <= total.at:
-        later = [each for each in later if each[0] > total.at]
+    later = [document for at, document in mark.arrived if at > total.at]
     if not later:
         return total
-    row: Raw = {}
+    states = []
     for number, rule in enumerate(rules):
-        added = rule.tally([rule.value(document) for _, document in later])
-        for name, value in (added or {}).items():
-            field = f"{name}{number}"
-            whole = value if total.row is None else exact_sum([total.row[field], value])
-            if whole is None:
-                return None
-            row[field] = whole
-        if added is None:
+        former = rule.aggregate.empty() if total.states is None else total.states[number]
+        added = [rule.aggregate.contribution(document) for document in later]
+        state = rule.aggregate.difference(former, [], added)
+        if state is RECOMPUTE:
             return None
-    return Total(total.at, row)
+        states.append(state)
+    return Total(total.at, states)

@@ -164,7 +164,7 @@ def _verify_groups(
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return server.together(partial(examine_groups, server, entry, some))
+        return server.transact(partial(examine_groups, server, entry, some))
 
     def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
@@ -188,7 +188,7 @@ def _look_again(
         return (yield from examine(server, entry, [image.document for image in images]))
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return server.together(partial(look, some))
+        return server.transact(partial(look, some))
 
     def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
         yield from set_aside(entry.model.__name__, entry.collection, key, error)
@@ -241,11 +241,11 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
         findings += yield from rule.examine(documents)
     recomputation = Recomputation.of(entry)
     expected = yield from recomputation.expected(server, documents)
-    group, is_right = entry.group, recomputation.is_right
+    group, is_correct = entry.group, recomputation.is_correct
     for document, right in zip(documents, expected, strict=True):
         if group is not None and not value_at(right, group.path):
             findings.append(orphan(entry, document))
-        elif not is_right(document, right):
+        elif not is_correct(document, right):
             findings += _compare(recomputation, document, right)
     return findings
 
@@ -266,7 +266,7 @@ def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterato
             continue
         for path in rule.empty() if isinstance(rule, GatherRule) else [rule.path]:
             stored, should = value_at(document, path), value_at(right, path)
-            if isinstance(rule, GatherRule) and not rule.fits(should):
+            if isinstance(rule, GatherRule) and rule.aggregate.refuse({path: should}) is not None:
                 # Whatever is stored is not what it should be, which cannot be stored.
                 yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)
                 continue

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from treadle.model.bson_types import Id
 from treadle.model.document import Document
-from treadle.patterns.computed.aggregates import Average, Count
+from treadle.patterns.computed import Average, Count
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.subset import Subset
 

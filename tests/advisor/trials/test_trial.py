@@ -39,7 +39,7 @@ from treadle.demo.data import FIRST, fill
 from treadle.errors import UsageError
 from treadle.model.bson_types import Id
 from treadle.model.document import Document
-from treadle.patterns.computed.aggregates import Count, Max
+from treadle.patterns.computed import Count, Max
 from treadle.store.blocking.store import Store
 
 TRIED = ("computed", "extended-reference", "subset")

@@ -285,7 +285,7 @@ def test_the_validator_is_that_of_buckets(run, database):
         database.sensor_data.update_one({}, {"$set": {"readings": "none"}})
     with pytest.raises(DataError) as caught:
         store.update_many(Reading, {}, {"$set": {"sensor_id": 5}})
-    assert "validator-refused" == caught.value.code
+    assert "document-invalid" == caught.value.code
 
 
 def test_a_strict_validator_looks_at_the_readings_too(run, database):

@@ -27,11 +27,8 @@ from treadle.plan.capabilities import REPLICA_SET_OF_ONE
 from treadle.store.blocking.store import Store
 
 FINDINGS_NAMED_MAX = 5
-# Larger pages than usual: a whole collection is gone through, and few writers meet it. A process that was
-# killed holds its documents for as long as the server lets a transaction live, a minute and some seconds.
-LIMITS = Limits(
-    rebuild_page=500, verify_page=2_000, retry_seconds=180.0, gentle_page=200, gentle_rest_min=2.0
-)
+# Larger pages than usual: a whole collection is gone through, and few writers meet it.
+LIMITS = Limits(rebuild_page=500, verify_page=2_000, gentle_page=200, gentle_rest_min=2.0)
 Tell = Callable[[str], None]
 
 

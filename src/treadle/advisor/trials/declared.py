@@ -11,18 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treadle.graph.aggregate import Extreme, FirstDocuments, NumberAverage, NumberSum, SourceCount
+from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.model.document import Document
-from treadle.patterns.computed.aggregates import (
-    AverageRule,
-    ComputedRule,
-    CountRule,
-    ExtremeRule,
-    Max,
-    SumRule,
-)
 from treadle.patterns.extended_reference import ReferenceRule
-from treadle.patterns.subset import SubsetRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +107,23 @@ def _pattern(rule: Any) -> Any:
         }
         ends = (rule.target.collection, rule.path, rule.reference_path, rule.source.collection)
         return Card(*ends, paths, rule.to)
-    if isinstance(rule, SubsetRule) and rule.target.group is None:
-        fields = {source: card for card, source in rule.card.items()}
+    if isinstance(rule, GatherRule) and rule.target.group is None:
+        ranked = rule.aggregate
+        if not isinstance(ranked, FirstDocuments):
+            return _value(rule)
+        fields = {source: card for card, source in ranked.card.items()}
         return First(
             rule.target.collection, rule.path, rule.source.collection, rule.by.stored,
-            tuple(rule.sort), rule.size, fields, dict(rule.where), rule.to or "_id",
+            tuple(ranked.sort), ranked.size, fields, dict(rule.where), rule.to or "_id",
         )  # fmt: skip
-    if isinstance(rule, ComputedRule) and rule.target.group is None:
-        return _value(rule)
     return None
 
 
-def _value(rule: ComputedRule) -> Value | None:
-    kinds = {CountRule: "count", SumRule: "sum", AverageRule: "average"}
-    operator = next((name for kind, name in kinds.items() if isinstance(rule, kind)), None)
-    if operator is None and isinstance(rule, ExtremeRule):
-        operator = "max" if isinstance(rule.declared, Max) else "min"
-    of = getattr(rule, "value_path", "")
+def _value(rule: GatherRule) -> Value | None:
+    aggregate, of = rule.aggregate, rule.aggregate.operand.path
+    operator = {SourceCount: "count", NumberSum: "sum", NumberAverage: "average"}.get(type(aggregate))
+    if isinstance(aggregate, Extreme):
+        operator = aggregate.operator.removeprefix("$")
     if operator is None or rule.by.in_array or (operator != "count" and not of):
         return None
     return Value(

@@ -18,7 +18,6 @@ from pymongo import ASCENDING, IndexModel
 
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.protocol import WriteProtocol
-from treadle.engine.recompute import MERGED
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice
 from treadle.graph.calls import ArrayRule, CounterRule, HierarchyRule, PastRule
@@ -139,21 +138,6 @@ class ArchiveRule(ArchivePlaces):
                     f"{label} has archive= and an index with expire_after, which deletes what should be "
                     "archived; remove the index",
                     code="archive-expires",
-                )
-        if self.declared.counted:
-            self._check_counting(graph)
-
-    def _check_counting(self, graph: Models) -> None:
-        """Refuse derived values that cannot be computed from two collections."""
-        for rule in graph.rules:
-            if not isinstance(rule, GatherRule) or rule.source.collection != self.target.collection:
-                continue
-            operators = {next(iter(each)) for each in rule.accumulators().values()}
-            if operators - MERGED.keys():
-                raise DeclarationError(
-                    f"{rule.place.label} cannot be computed over {self.target.collection} and "
-                    f"{self.into} together; archive with counted=False",
-                    code="archive-counted",
                 )
 
     # -- writes -----------------------------------------------------------------------------------

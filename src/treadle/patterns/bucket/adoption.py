@@ -207,7 +207,7 @@ class BucketAdoption(Adoption):
             return number
 
         try:
-            return (yield from server.together(attempt))
+            return (yield from server.transact(attempt))
         except OperationFailure as error:
             self.writer.collisions(error)
         except _Taken:
@@ -226,7 +226,7 @@ class BucketAdoption(Adoption):
             keys = [documents[places[number]]["_id"] for number in kept]
             return (yield from delete_many(source, {"_id": {"$in": keys}})).deleted_count
 
-        return (yield from server.together(attempt))
+        return (yield from server.transact(attempt))
 
     def _unchanged(self, source: str, places: Sequence[int], documents: Sequence[Raw]) -> Plan[list[int]]:
         """Which readings of a batch come from documents that are still what was read."""

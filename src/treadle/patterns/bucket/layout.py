@@ -24,7 +24,8 @@ from treadle.patterns.bucket.prepare import flat_view
 from treadle.patterns.bucket.spec import ANY_ID, Spec, milliseconds, moment
 from treadle.patterns.bucket.upkeep import BucketUpkeep
 from treadle.plan import Plan, Raw, Read, is_inside, server_facts
-from treadle.query.safety import Sort, clean_update
+from treadle.query.filters import Sort
+from treadle.query.updates import parse_update
 
 D = TypeVar("D", bound=Document)
 
@@ -223,7 +224,7 @@ class BucketLayout(BucketUpkeep[D]):
         if sort is not None or array_filters is not None:
             self._not_answered("update with sort= or array_filters=", "say which by its id")
         crud.check_returns(returns)
-        cleaned = clean_update(self.entry.codec, update)
+        cleaned = parse_update(self.entry.field_paths, update).update
         change = applied(self.spec, cleaned)
         pair = yield from self._change_one(id_or_filter, change, [{"update": cleaned}])
         if pair is None or pair[1] is None:
@@ -239,7 +240,7 @@ class BucketLayout(BucketUpkeep[D]):
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
-        cleaned = clean_update(self.entry.codec, update)
+        cleaned = parse_update(self.entry.field_paths, update).update
         change = applied(self.spec, cleaned)
         with crud.translated(self.spec.label, [{"update": cleaned}]):
             count, _ = yield from self.changer.change_all(select(self.spec, filter), change)

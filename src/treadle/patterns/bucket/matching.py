@@ -26,8 +26,8 @@ from treadle.patterns.bucket.contents import FIRST, LAST, readings_of, start_of
 from treadle.patterns.bucket.grouping import BUCKET_BYTES_MAX
 from treadle.patterns.bucket.spec import YEAR_ONE, Spec, milliseconds, moment, when_of
 from treadle.plan import Plan, Raw, aggregate
+from treadle.query.filters import parse_filter, refuse_operators
 from treadle.query.paths import top
-from treadle.query.safety import clean_filter, refuse_operators
 
 # Readings that the server filters in one query.
 BUCKET_JUDGED_MAX = 2_000
@@ -75,7 +75,7 @@ class Selection:
 
 def select(spec: Spec, filter: Any) -> Selection:
     """Take a caller's filter apart; raises where it is no filter."""
-    cleaned = clean_filter(spec.codec, filter)
+    cleaned = parse_filter(spec.entry.field_paths, filter)
     refuse_operators(cleaned, _REFUSED, "cannot be used on readings in buckets", "filter-invalid")
     selection = Selection({})
     parts, rest = _take_apart(spec, cleaned, selection)

@@ -50,7 +50,8 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import REFUSED_ON_TIME_SERIES, codes_of
-from treadle.query.safety import Sort, clean, clean_filter, clean_update
+from treadle.query.filters import Sort, clean, parse_filter
+from treadle.query.updates import parse_update
 
 D = TypeVar("D", bound=Document)
 
@@ -250,7 +251,8 @@ class NativeLayout(Layout[D]):
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
-        chosen, change = clean_filter(self.entry.codec, filter), clean_update(self.entry.codec, update)
+        paths = self.entry.field_paths
+        chosen, change = parse_filter(paths, filter), parse_update(paths, update).update
         # The server reports its own buckets, not readings.
         number = yield from count_documents(self.collection, chosen)
         with self._translated("this update_many"):
@@ -260,7 +262,7 @@ class NativeLayout(Layout[D]):
     def delete_all(self, filter: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
         with self._translated("this delete_many"):
-            chosen = clean_filter(self.entry.codec, filter)
+            chosen = parse_filter(self.entry.field_paths, filter)
             return (yield from delete_many(self.collection, chosen)).deleted_count
 
     # -- set-up ---------------------------------------------------------------------------

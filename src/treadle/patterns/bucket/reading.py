@@ -20,11 +20,11 @@ from treadle.graph.stored_pages import Note, readable_page
 from treadle.patterns.bucket.matching import Opened, Selection, open_buckets, select
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
-from treadle.plan.decoding import RawId
+from treadle.plan.decoding import UndecodableId
 from treadle.query.comparison import order_key
+from treadle.query.filters import Sort, sort_keys
 from treadle.query.keys import freeze
 from treadle.query.paths import ARRAYS, Path, top, value_at, values_at
-from treadle.query.safety import Sort, sort_keys
 
 # The same, for few readings.
 BUCKET_SMALL_PAGE = 4
@@ -48,7 +48,7 @@ class Reader:
         self.spec = spec
         self._load = load
         self.selection = select(spec, filter)
-        self.keys = sort_keys(sort, spec.codec) or []
+        self.keys = sort_keys(sort, spec.entry.field_paths) or []
         # The fields that nobody asks for, in the card, the sort or the filter.
         self._unread = frozenset[str]()
         named = None if paths is None else _named(filter or {})
@@ -324,7 +324,7 @@ class Scan:
             elif self._last:
                 after = {"$gt": self._last[0]}
             beyond: Any = {"_id": after}
-            if self._last and isinstance(self._last[0], RawId):
+            if self._last and isinstance(self._last[0], UndecodableId):
                 bounds, beyond = {}, self._last[0].greater()
             condition = {"$and": [self.filter, beyond]}
             reading = find(

@@ -21,8 +21,8 @@ from treadle.patterns.bucket.contents import FIRST, LAST, column, readings_of
 from treadle.patterns.bucket.matching import Selection, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds
 from treadle.plan import Plan, Raw, find
+from treadle.query.filters import clean
 from treadle.query.paths import value_at
-from treadle.query.safety import clean
 
 # Buckets in one summary.
 BUCKET_SUMMARIES_MAX = 1_000_000

@@ -25,8 +25,8 @@ from treadle.model.document import Document
 from treadle.patterns.history.rows import HistoryRows
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
+from treadle.query.filters import parse_filter
 from treadle.query.moments import as_moment
-from treadle.query.safety import clean_filter
 
 NEWEST = [("valid_from", DESCENDING)]
 
@@ -77,7 +77,9 @@ class HistoryHandle:
 
     def find_at(self, filter: Any, moment: Any) -> PageReader[Any]:
         """What reads the documents that matched at a moment."""
-        return MomentReader(self.rule, self.entry, clean_filter(self.entry.codec, filter), as_moment(moment))
+        return MomentReader(
+            self.rule, self.entry, parse_filter(self.entry.field_paths, filter), as_moment(moment)
+        )
 
     # -- the way back ----------------------------------------------------------------
 

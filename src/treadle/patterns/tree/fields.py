@@ -20,8 +20,8 @@ from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
+from treadle.query.filters import Sort, sort_keys
 from treadle.query.paths import Path, getter, model_of, overlap, resolve
-from treadle.query.safety import Sort, sort_keys
 
 # Nodes that are checked at a time.
 TREE_CHECK_MAX = 10_000
@@ -169,7 +169,7 @@ class Tree:
                 "leave it out, or use AncestorArray or ParentReference",
                 code="tree-declaration",
             )
-        sort_keys(sort, self.entry.codec)
+        sort_keys(sort, self.entry.field_paths)
         self.sort = sort
 
     def add(self, rule: TreeRule) -> None:
@@ -204,6 +204,23 @@ class Tree:
     def get(self, raw: Raw | None, role: Role) -> Any:
         """The value of a role in a stored node."""
         return None if raw is None or role not in self.roles else self._getters[role](raw)
+
+    def listed_children(self, raw: Raw | None) -> list[Any]:
+        """Return the ids in a node's child list.
+
+        Raises `DataError` where the tree is defined by these lists and another program stored something
+        else; a derived list is empty then, and will be repaired.
+        """
+        children = self.get(raw, "children")
+        if isinstance(children, list):
+            return children
+        if children is None or self.truth != "children":
+            return []
+        raise DataError(
+            f"the child list of a stored {self.entry.model.__name__} is {type(children).__name__}, not a "
+            "list; repair the document",
+            code="document-invalid",
+        )
 
     @property
     def alive(self) -> Raw:

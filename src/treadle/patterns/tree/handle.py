@@ -24,7 +24,7 @@ from treadle.patterns.tree.removes import Remove
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw, Read, outside, server_facts
 from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 
 D = TypeVar("D", bound=Document)
 

@@ -150,7 +150,7 @@ def _above(known: Climb, keys: Sequence[Any]) -> Raw | None:
 def _claim(known: Climb, nodes: Sequence[Raw], keys: set[Any]) -> None:
     """Note which of the nodes list some of these."""
     for node in nodes:
-        for child in {freeze(each) for each in known.tree.get(node, "children") or []} & keys:
+        for child in {freeze(each) for each in known.tree.listed_children(node)} & keys:
             known.claims.setdefault(child, []).append(freeze(node["_id"]))
 
 
@@ -201,7 +201,7 @@ def _expected_lists(known: Climb, documents: Sequence[Raw]) -> Plan[dict[Any, li
     if tree.children is None:
         return {}
     if tree.truth == "children":
-        listed = [child for document in documents for child in tree.get(document, "children") or []]
+        listed = [child for document in documents for child in tree.listed_children(document)]
         children = yield from find(tree.collection, tree.living({"_id": {"$in": listed}}), tree.projection)
         below = yield from climb(tree, children)
         rightful = {key: below.parent(key) for key in below.nodes}
@@ -217,7 +217,7 @@ def _expected_lists(known: Climb, documents: Sequence[Raw]) -> Plan[dict[Any, li
     lists: dict[Any, list[Any]] = {}
     for document in documents:
         own = freeze(document["_id"])
-        listed = [*(tree.get(document, "children") or []), *unlisted]
+        listed = [*tree.listed_children(document), *unlisted]
         each_once = {freeze(child): child for child in reversed(listed)}
         lists[own] = [child for key, child in reversed(each_once.items()) if rightful.get(key) == own]
     return lists

@@ -17,8 +17,8 @@ from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.patterns.tree.reads import TREE_BATCH
 from treadle.patterns.tree.segments import path_above
 from treadle.plan import Plan, Raw, Read, by_id, find, find_one
+from treadle.query.filters import Sort, sort_keys
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort, sort_keys
 
 # Nodes that nested() gives at once.
 TREE_NESTED_MAX = 100_000
@@ -136,7 +136,7 @@ def _by_levels(tree: Tree, max_depth: int | None, sort: Sort | None, known: Skel
 def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tuple[Any, Any]]]:
     """The children that these nodes list, each with its parent; in the order of the lists unless sorted."""
     parents = yield from find(tree.collection, tree.living({"_id": {"$in": list(batch)}}), tree.projection)
-    pairs = [(parent["_id"], key) for parent in parents for key in tree.get(parent, "children") or []]
+    pairs = [(parent["_id"], key) for parent in parents for key in tree.listed_children(parent)]
     if sort is None or not pairs:
         return pairs
     above = {freeze(key): parent for parent, key in pairs}
@@ -146,7 +146,7 @@ def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tu
 
 def _rows(tree: Tree, condition: Raw, sort: Sort | None) -> Plan[list[Raw]]:
     projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)
-    options = {"sort": sort_keys(sort or tree.sort, tree.entry.codec), "allow_disk_use": True}
+    options = {"sort": sort_keys(sort or tree.sort, tree.entry.field_paths), "allow_disk_use": True}
     chosen = tree.living(condition)
     rows: list[Raw] = yield Read(tree.collection, "find", (chosen, projection), options)
     return rows

@@ -20,8 +20,8 @@ from treadle.patterns.tree.fields import Tree, node_missing, not_rebuilt
 from treadle.patterns.tree.segments import at_most, below, path_above, prefixes, split
 from treadle.plan import Plan, Raw, Read, aggregate, by_id, count_documents, find, find_one
 from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
+from treadle.query.filters import Sort, sort_keys
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort, sort_keys
 
 # Nodes whose children are read at a time.
 TREE_BATCH = 1_000
@@ -79,7 +79,7 @@ class Pending:
             self._levels.append([])
         level, key = self._levels[self._depth], self._stream.key
         for raw in raws:
-            further = [raw["_id"]] if self._by_parent else self._stream.tree.get(raw, "children") or []
+            further = [raw["_id"]] if self._by_parent else self._stream.tree.listed_children(raw)
             # A cycle that raw writes made may lead back to where this began.
             level.extend(each for each in further if each != key)
 
@@ -123,7 +123,7 @@ def cycle_error(tree: Tree) -> DataError:
 
 
 def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> Read:
-    keys = sort_keys(sort, tree.entry.codec)
+    keys = sort_keys(sort, tree.entry.field_paths)
     path = tree.path if "path" in tree.lead and "parent" not in tree.lead else None
     if keys and path in condition and keys[0][0] != path:
         # A field that no node has, so that no index gives this order: the server would rather go through
@@ -136,7 +136,7 @@ def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> R
 
 
 def _aggregate(tree: Tree, pipeline: list[Raw], sort: Sort | None, limit: int | None) -> Read:
-    keys = sort_keys(sort, tree.entry.codec)
+    keys = sort_keys(sort, tree.entry.field_paths)
     if keys:
         pipeline = [*pipeline, {"$sort": dict(keys)}]
     if limit:
@@ -436,7 +436,7 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
     keys = [node["_id"] for node in nodes]
     among = {freeze(key) for key in keys}
     if tree.truth == "children":
-        listed = [child for node in nodes for child in tree.get(node, "children") or []]
+        listed = [child for node in nodes for child in tree.listed_children(node)]
         others = [child for child in listed if freeze(child) not in among]
         return (yield from first_key(tree, {"_id": {"$in": others}})) if others else None
     if tree.truth == "parent":

@@ -27,8 +27,8 @@ from treadle.patterns.tree.handle import TreeHandle
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
+from treadle.query.filters import Sort
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort
 
 
 @dataclass(frozen=True, kw_only=True)

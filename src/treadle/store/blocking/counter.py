@@ -23,16 +23,19 @@ from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import log
-from treadle.plan.server_errors import copied
+from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer
 from treadle.store.blocking.writer import Writer
 from treadle.store.combine import Combiner
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding
+from treadle.store.shared_commands import copy_error
 
 # Callers of a durable counter who share one write.
 COUNTER_COMBINED_MAX = 5_000
+# How long storing such a write may take. A flusher remembers for longer than this what it has moved.
+COUNTER_RECORD_SECONDS = 60.0
 # How long a flush may take that nobody asked for.
 COUNTER_DUE_SECONDS = 10.0
 # How long the flush at the end of the process may take.
@@ -121,11 +124,10 @@ class Counter:
     def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several threads in one write; each hears how it went."""
         try:
-            # A flusher remembers for longer than this what it has moved.
-            with pymongo.timeout(self._limits.retry_seconds):
+            with pymongo.timeout(COUNTER_RECORD_SECONDS):
                 self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
-            return [copied(error) for _ in group]
+            return [copy_error(error) for _ in group]
         return [None] * len(group)
 
     def _make_room(self) -> None:
@@ -174,7 +176,8 @@ class Counter:
                     self.flush()
                 return
             except Exception as error:
-                log.warning("%s: a flush failed and will be tried again: %s", self.rule.place.label, error)
+                text = "%s: a flush failed and will be tried again: %s"
+                log.warning(text, self.rule.place.label, error, exc_info=is_bug(error))
                 self._error = error
                 self._again_at = time.monotonic() + COUNTER_PAUSE_SECONDS
         if self._buffer.overfull:
@@ -195,7 +198,8 @@ class Counter:
             with pymongo.timeout(max(1.0, COUNTER_EXIT_SECONDS - spent_seconds)):
                 self.flush()
         except Exception as error:
-            log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)
+            text = "%s: what was pending at exit is lost: %s"
+            log.warning(text, self.rule.place.label, error, exc_info=is_bug(error))
 
     # -- reading -----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pymongo.client_session import ClientSession
 from treadle.graph.calls import PastCalls, past_of, relating_of
 from treadle.graph.outcomes import State
 from treadle.model.document import Document
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store.blocking.reads import Reads
 from treadle.store.blocking.results import Results
 

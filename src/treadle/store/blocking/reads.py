@@ -14,13 +14,13 @@ from treadle.graph.card import card_of
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
 from treadle.model.document import Document
-from treadle.plan import Raw
-from treadle.plan.together import ALONE, Failed
-from treadle.query.safety import Sort
+from treadle.plan import Failed, Raw
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.blocking.moment import read_both
 from treadle.store.blocking.results import Results, read_pages
 from treadle.store.blocking.writer import Writer
+from treadle.store.shared_commands import ALONE
 from treadle.store.shell import Invalid
 
 D = TypeVar("D", bound=Document)

@@ -12,7 +12,7 @@ from pymongo.client_session import ClientSession
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.resuming import Reading
+from treadle.plan.decoding import PagedRead
 from treadle.store import shell
 from treadle.store.blocking.runner import Runner
 
@@ -58,28 +58,28 @@ def read_pages(
     """
     if first is not None:
         first()
-    reading = Reading(runner.aimed(reader.command, session))
+    reading = PagedRead(runner.aimed(reader.command, session))
     while True:
         try:
             with shell.encoding():
-                opened = runner.opened(reading.command, session, raw=reading.apart)
+                opened = runner.opened(reading.command, session, raw=reading.as_bytes)
         except InvalidBSON as error:
-            reading.go_on(error)
+            reading.decode_singly(error)
             continue
         with opened as cursor:
             while not reader.done:
                 try:
                     page = cursor.to_list(reader.page)
                 except InvalidBSON as error:
-                    reading.go_on(error)
+                    reading.decode_singly(error)
                     break
                 except ENCODING_ERRORS as error:
                     raise not_storable(error, reading.command.collection) from error
-                raws, unreadable = reading.take(page)
+                raws, unreadable = reading.take(page, skip=noted is not None)
                 yield from runner.read(reader.take(raws, len(page) < reader.page), session)
                 if unreadable is not None and noted is None:
                     raise unreadable
                 if unreadable is not None and noted is not None:
-                    noted.append(unreadable)
+                    noted += unreadable.singly()
             else:
                 return

@@ -27,10 +27,10 @@ from treadle.graph.shards import Shards
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
-    Aside,
     Call,
     Command,
     DatabaseCommand,
+    Failed,
     IsInside,
     Outside,
     Plan,
@@ -44,14 +44,20 @@ from treadle.plan import (
     unwind,
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
-from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
+from treadle.plan.decoding import (
+    RAW_CODEC_OPTIONS,
+    Unreadable,
+    codec_options,
+    decode_documents,
+    unreadable_result,
+)
 from treadle.plan.server_errors import is_passing
-from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.blocking.transactions import ABORT_SECONDS, in_transaction
 from treadle.store.combine import Combiner
-from treadle.store.deadline import Retries
+from treadle.store.deadline import Retries, TimedOut
 from treadle.store.ended import Transactions
+from treadle.store.shared_commands import ALONE, Shareable, lane_of, perform_together
 
 # How long its caller waits, if there is time, where that was not heard.
 LET_GO_SECONDS = 3.0
@@ -91,6 +97,8 @@ class Runner:
         self._primary = self.database.with_options(**shell.OWN_READS)
         # The sessions of transactions that may still be open, the latest of them.
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
+        # For how long transactions are retried; of a server of which nothing is known yet, by its defaults.
+        self.lock_seconds = Capabilities().lock_seconds
         # What callers' transactions have changed, and which of them are over before their block is.
         self.transactions = Transactions()
         self._collections: dict[str, Collection[Raw]] = {}
@@ -231,9 +239,6 @@ class Runner:
             return self._share(command.work, command.alone, session)
         if type(command) is DatabaseCommand:
             return self._command(command, session)
-        if type(command) is Aside:
-            beside = session is None or not session.in_transaction
-            return self.run(command.make(), session) if beside else None
         if type(command) is Outside:
             return self.run(command.make())
         if type(command) is ServerFacts:
@@ -248,26 +253,28 @@ class Runner:
         """The reply to a command of the database; the driver itself repeats none of them."""
         database = self.database.client.admin if command.admin else self.database
         document = dict(command.document)
-        if command.writes and command.lasting:
+        if command.writes and command.changes_schema:
             document["writeConcern"] = shell.MAJORITY.document
         options = RAW_CODEC_OPTIONS if command.raw else CODEC_OPTIONS
-        retries = Retries(self._limits)
+        retries = Retries(self.lock_seconds)
         while True:
             try:
                 return database.command(document, session=session, codec_options=options)
             except PyMongoError as error:
                 inside = session is not None and session.in_transaction
-                if inside or not command.repeatable or retries.over() or not is_passing(error):
+                if inside or not command.is_idempotent or retries.over() or not is_passing(error):
                     raise
             time.sleep(retries.pause(random.random()))
 
     def _reread(self, command: Call, session: Session, collection: Any, error: InvalidBSON) -> Raw | None:
         """Say which document it is that cannot be decoded."""
         if command.method != "find_one":
-            raise undecoded(command, error) from error
+            raise unreadable_result(command, error) from error
         raws = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
         raw = raws.find_one(*command.arguments, session=session, **command.options)
-        return next(iter(decoded(command.collection, [] if raw is None else [raw], CODEC_OPTIONS)), None)
+        return next(
+            iter(decode_documents(command.collection, [] if raw is None else [raw], CODEC_OPTIONS)), None
+        )
 
     def _listed(self, command: Read, session: Session, *, own: bool = False) -> list[Raw]:
         """All documents of a read; one by one where the driver cannot decode them together."""
@@ -275,7 +282,7 @@ class Runner:
             return self.opened(command, session, own=own).to_list()  # type: ignore[no-any-return]
         except InvalidBSON:
             raws = self.opened(command, session, own=own, raw=True).to_list()
-            return decoded(command.collection, raws, codec_options(command))
+            return decode_documents(command.collection, raws, codec_options(command))
 
     def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
@@ -324,15 +331,16 @@ class Runner:
             return work(current)
 
         try:
-            return in_transaction(session, attempt, self._limits)
+            return in_transaction(session, attempt, self.lock_seconds)
         except BaseException as error:
             self.let_go(session, error)
-            if isinstance(error, PyMongoError):
-                raise shell.clear(error) from error.__cause__
             raise
 
     def let_go(self, session: ClientSession, error: BaseException) -> None:
         """End a failed transaction of which nobody can tell whether the server heard that it is over."""
+        if isinstance(error, TimedOut) and error.__cause__ is not None:
+            # What ended the last attempt tells whether the server heard of the abort.
+            error = error.__cause__
         lost = isinstance(error, ConnectionFailure) or (isinstance(error, PyMongoError) and error.timeout)
         # Cancelled, perhaps before the commit or the abort was sent.
         cut_off = not isinstance(error, Exception)

@@ -14,7 +14,6 @@ from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
-from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
@@ -25,7 +24,7 @@ from treadle.graph.outcomes import Action, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
-from treadle.query.safety import Sort
+from treadle.query.filters import Sort
 from treadle.store import shell
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
@@ -343,6 +342,7 @@ class Store(Operations):
         run again after a conflict; `with_transaction` can. What it yields is
         PyMongo's session, for calls of the driver itself.
         """
+        self._require_transactions("transaction()")
         with self.runner.database.client.start_session() as session:
             session.start_transaction(**shell.TRANSACTION_OPTIONS)
             self.runner.transactions.begin(session)
@@ -353,20 +353,17 @@ class Store(Operations):
             except BaseException as error:
                 abort(session, error)
                 self.runner.let_go(session, error)
-                if isinstance(error, PyMongoError) and shell.clear(error) is not error:
-                    raise shell.clear(error) from None
                 raise
             if session.in_transaction:
                 try:
-                    commit(session, Retries(self.graph.limits))
+                    commit(session, Retries(self.runner.lock_seconds))
                 except BaseException as error:
                     self.runner.let_go(session, error)
-                    if isinstance(error, PyMongoError):
-                        raise shell.clear(error) from error.__cause__
                     raise
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        self._require_transactions("with_transaction()")
         return self.runner.in_transaction(work)
 
     def collection(self, model: type[Document]) -> Collection[Raw]:

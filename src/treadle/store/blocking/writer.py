@@ -26,12 +26,12 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Call, Plan
+from treadle.plan import Call, Failed, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
 from treadle.store.blocking.runner import Runner
 from treadle.store.combine import Combiner
+from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -220,9 +220,20 @@ class Writer:
         if self._uses.issuperset(names):
             return known
         found = self.runner.run(read_capabilities(self._uses.union(names)))
-        self._known = known = self.graph.check_server(found)
         self._uses.update(names)
-        return known
+        return self._learn(found)
+
+    def _learn(self, found: Capabilities) -> Capabilities:
+        """Keep what the server can do; refuse one that lacks what a declaration needs."""
+        self._known = self.graph.check_server(found)
+        self.runner.lock_seconds = found.lock_seconds
+        return self._known
+
+    def _require_transactions(self, what: str) -> None:
+        """Refuse a server without transactions; learn for how long this one may hold locks."""
+        self._look()
+        assert self._known is not None
+        self._known.require_transactions(what, "use Store.local()")
 
     def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
@@ -241,7 +252,7 @@ class Writer:
                 if self._known is None:
                     raise
                 return
-            self._known = self.graph.check_server(found)
+            self._learn(found)
             self.protocol.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description
@@ -250,7 +261,7 @@ class Writer:
 
     def _assume(self, known: Capabilities) -> None:
         """Take what another Store learned of this server, and probe nothing until a failover."""
-        self._known = self.graph.check_server(replace(known, database=self.database.name))
+        self._learn(replace(known, database=self.database.name))
         self._greeted = True
         self._topology = self.database.client.topology_description
         self._primaries = shell.primaries(self._topology)

@@ -28,7 +28,7 @@ from treadle.graph.stored_pages import matching, readable_page
 from treadle.graph.versions import Upgraded
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, transact, wait
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import message_of, translate
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.migrations.ranges import migrate_range
@@ -132,7 +132,7 @@ def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
 
 def _next(run: Run, last: list[Any] | None, server_side: bool) -> Plan[tuple[list[Any], int] | None]:
     """Migrate the documents after `last`; on the server if that is possible."""
-    if server_side and not (last is not None and isinstance(last[0], RawId)):
+    if server_side and not (last is not None and isinstance(last[0], UndecodableId)):
         try:
             return (yield from migrate_range(run, last))
         except Unreadable:

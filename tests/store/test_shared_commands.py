@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from bson import ObjectId
+from pymongo.errors import AutoReconnect, BulkWriteError, OperationFailure, ServerSelectionTimeoutError
 
+from treadle import DuplicateKey, TimedOut
 from treadle.plan import Call, Read
-from treadle.plan.together import perform_together
+from treadle.store.shared_commands import copy_error, perform_together
 
 
 def _asking(key: Any) -> Call:
@@ -53,3 +56,27 @@ def test_two_who_ask_for_one_document_do_not_share_it() -> None:
     assert one == two
     one["tags"].append("b")
     assert ["a"] == two["tags"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AutoReconnect("gone", ["one"]),
+        BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}]}),
+        DuplicateKey("Product", {"errmsg": "E11000 … index: slot_1 dup key: …", "keyPattern": {"slot": 1}}),
+        OperationFailure("refused", 13, {"code": 13, "errorLabels": ["TransientTransactionError"]}),
+        ServerSelectionTimeoutError("nobody"),
+        TimedOut("late", code="deadline-passed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_copied_error_says_the_same_and_shares_nothing(error: Exception) -> None:
+    error.__cause__ = ValueError("why")
+    other = copy_error(error)
+    assert other is not error
+    assert (type(error), str(error), repr(error)) == (type(other), str(other), repr(other))
+    assert vars(error) == vars(other)
+    assert error.__cause__ is other.__cause__
+    assert getattr(error, "_error_labels", None) == getattr(other, "_error_labels", None)
+    other.add_note("mine")
+    assert not hasattr(error, "__notes__")

@@ -1,0 +1,281 @@
+"""Computed: a count, sum, average, minimum, maximum or the distinct values of other documents; and formulas.
+
+The declarations are checked here. How each value is computed, and how it
+changes with a source, is in `graph/aggregate.py`.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from treadle.errors import DeclarationError
+from treadle.graph.aggregate import (
+    Aggregate,
+    DistinctValues,
+    Extreme,
+    NumberAverage,
+    NumberSum,
+    Operand,
+    SourceCount,
+)
+from treadle.graph.binding import check_maintenance, check_whole_number
+from treadle.graph.derived import FormulaRule, require_optional
+from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
+from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule
+from treadle.model.shape import Shape
+from treadle.query.filters import clean
+from treadle.query.keys import ReferenceKey
+from treadle.query.paths import ARRAYS, Path, field_references, getter, inside, resolve, values_at
+
+COLLECT_SIZE_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Count(Pattern):
+    """The number of documents of `source` that refer to this one in their field `by`.
+
+    By its id, or by the unique field `to`.
+    """
+
+    pattern: ClassVar[str] = "computed"
+
+    source: ModelReference | None = None
+    by: str | None = None
+    where: Mapping[str, Any] | None = None
+    maintain: Maintain = "write"
+    every: timedelta | None = None
+    computed_at: str | None = None
+    to: str | None = None
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        check_maintenance(place, self.maintain, self.every)
+        origin = origin_of(place, graph, self.source, self.by, self.where, self.to)
+        _require_type(place, (int,), "a count is an int")
+        return GatherRule(place, origin, SourceCount(target_field(place)), self)
+
+
+@dataclass(frozen=True)
+class _OfField(Pattern):
+    pattern: ClassVar[str] = "computed"
+
+    source: ModelReference | Mapping[str, Any] | None = None
+    field: str | Mapping[str, Any] | None = None
+    by: str | None = None
+    where: Mapping[str, Any] | None = None
+    maintain: Maintain = "write"
+    every: timedelta | None = None
+    computed_at: str | None = None
+    to: str | None = None
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        check_maintenance(place, self.maintain, self.every)
+        source, field = self.source, self.field
+        if place.entry.group is not None and field is None:
+            # In a rollup the source is known, so the first argument is the field.
+            source, field = None, source
+        origin = origin_of(place, graph, source, self.by, self.where, self.to)
+        found = _operand(place, origin, field, several=isinstance(self, Collect))
+        aggregate = self._aggregate(place, found)
+        return GatherRule(place, origin, aggregate, self, per_element=found.per_element)
+
+    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+        raise NotImplementedError  # pragma: no cover
+
+
+@dataclass(frozen=True)
+class Sum(_OfField):
+    """The sum of `field`, or of an expression, over the documents that refer to this one."""
+
+    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+        _require_type(place, (int, float, decimal.Decimal), "a sum is an int, a float or a Decimal")
+        _require_numbers(place, found)
+        return NumberSum(target_field(place), found.operand)
+
+
+@dataclass(frozen=True)
+class Average(_OfField):
+    """The average of `field`; None where there is nothing to average."""
+
+    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+        _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
+        _require_numbers(place, found)
+        require_optional(place)
+        return NumberAverage(target_field(place), found.operand)
+
+
+@dataclass(frozen=True)
+class Min(_OfField):
+    """The smallest `field`; None where there is none."""
+
+    operator: ClassVar[str] = "$min"
+
+    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+        require_optional(place)
+        own, shape = place.field.shape, found.shape
+        if shape is not None and {shape.kind, own.kind} == {"scalar"} and shape.python is not own.python:
+            raise DeclarationError(
+                f"{place.label} is a {own.name}, but {found.operand.label} is a {shape.name}; "
+                "declare the same",
+                code="maintained-type",
+            )
+        return Extreme(target_field(place), found.operand, self.operator)
+
+
+@dataclass(frozen=True)
+class Max(Min):
+    """The largest `field`; None where there is none."""
+
+    operator: ClassVar[str] = "$max"
+
+
+@dataclass(frozen=True)
+class Collect(_OfField):
+    """The distinct values of `field` over the documents that refer to this one, sorted; the first `size`."""
+
+    size: int = 100
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        if place.entry.group is not None:
+            raise DeclarationError(
+                f"{place.label} stands in a rollup, which counts and does not collect; declare it on a model "
+                "of its own, with by=",
+                code="rollup-source",
+            )
+        return super().bind(place, graph)
+
+    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+        check_whole_number(place, "size", self.size, COLLECT_SIZE_MAX)
+        own, shape = place.field.shape, found.shape
+        if own.kind not in ARRAYS or own.optional:
+            raise DeclarationError(
+                f"{place.label} is a {own.name}; the values that it collects are a list, which may be empty: "
+                "list[…]",
+                code="maintained-type",
+            )
+        held = own.items[0] if own.items else None
+        scalars = held is not None and shape is not None and {held.kind, shape.kind} == {"scalar"}
+        if scalars and held is not None and shape is not None and held.python is not shape.python:
+            raise DeclarationError(
+                f"{place.label} is a list of {held.name}, but {found.operand.label} is a {shape.name}; "
+                "declare the same",
+                code="maintained-type",
+            )
+        return DistinctValues(target_field(place), found.operand, self.size)
+
+
+@dataclass(frozen=True)
+class Formula(Pattern):
+    """An aggregation expression over the document's own fields, by their stored names."""
+
+    pattern: ClassVar[str] = "computed"
+
+    expression: Any
+    maintain: Maintain = "write"
+    every: timedelta | None = None
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        check_maintenance(place, self.maintain, self.every)
+        rule = FormulaRule(place, clean(self.expression))
+        rule.maintain, rule.every = self.maintain, self.every
+        return rule
+
+
+# -- what is computed from a source -----------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Operand:
+    """What a declaration is computed from; `shape` is None for an expression."""
+
+    operand: Operand
+    shape: Shape | None
+    # Whether it lies in the array that holds the key, so that each element contributes by itself.
+    per_element: bool = False
+
+
+def _operand(place: Place, origin: Origin, field: Any, *, several: bool) -> _Operand:
+    """Return what a declaration is computed from.
+
+    With `several`, a source may contribute all values of an array.
+    """
+    model = origin.source.model.__name__
+    label = f"{model}.{field}"
+    if isinstance(field, Mapping):
+        expression = clean(dict(field))
+        references = field_references(expression)
+        reads = None if references is None else frozenset(references)
+        return _Operand(Operand(expression, None, reads, label=label), None)
+    if not isinstance(field, str):
+        raise DeclarationError(
+            f"{place.label} needs the field of {model} that it is computed from", code="source-field-missing"
+        )
+    path = resolve(origin.source.codec, field, place.label, "source-field-missing")
+    stored, expression, reads = path.stored, f"${path.stored}", frozenset({path.stored})
+    if not path.array_depth:
+        return _Operand(Operand(expression, getter(stored), reads, stored, label), path.shape)
+    if several and not origin.key.array_depth:
+        if sum(step.array for step in path.steps) > 1:
+            raise DeclarationError(
+                f"{place.label} collects {path.python!r}, which lies in an array within another; collect "
+                "what lies in one array",
+                code="source-field-in-array",
+            )
+        steps = path.steps
+        return _Operand(
+            Operand(expression, lambda raw: list(values_at(raw, steps)), reads, label=label), path.shape
+        )
+    _require_same_array(place, origin, path)
+    read = getter(inside(stored, path.array_depth))
+    return _Operand(Operand(expression, read, reads, stored, label), path.shape, per_element=True)
+
+
+def _require_same_array(place: Place, origin: Origin, path: Path) -> None:
+    """Refuse a value that lies in another array than the key to which it belongs."""
+    key, depth = origin.key, path.array_depth
+    if not isinstance(key, ReferenceKey):
+        raise DeclarationError(
+            f"{place.label} is computed from {path.python!r}, which lies in an array; a rollup counts "
+            "whole documents: use an expression such as {'$sum': '$lines.amount'}",
+            code="source-field-in-array",
+        )
+    if depth != key.array_depth or path.steps[:depth] != key.by.steps[:depth] or len(path.steps) == depth:
+        raise DeclarationError(
+            f"{place.label} is computed from {path.python!r}, which lies in another array than "
+            f"{key.by.python!r}; both must belong to the same elements",
+            code="source-field-in-array",
+        )
+
+
+# -- types ------------------------------------------------------------------------------------------
+
+
+def _require_type(place: Place, allowed: tuple[type, ...], rule: str) -> None:
+    shape = place.field.shape
+    if shape.kind != "scalar" or shape.python not in allowed:
+        raise DeclarationError(f"{place.label} is a {shape.name}; {rule}", code="maintained-type")
+
+
+def _require_numbers(place: Place, found: _Operand) -> None:
+    """Refuse to sum what is not a number, and a field that cannot hold the sum."""
+    shape, own, origin = found.shape, place.field.shape, found.operand.label
+    if shape is None or shape.kind in ("any", "union", "custom"):
+        return
+    if shape.kind == "enum" and issubclass(shape.python, int):
+        return
+    fits = {int: (int, float, decimal.Decimal), float: (float,), decimal.Decimal: (decimal.Decimal,)}
+    if shape.kind != "scalar" or shape.python not in fits:
+        raise DeclarationError(
+            f"{place.label} is computed from {origin}, which is a {shape.name}; "
+            "name a field that is an int, a float or a Decimal",
+            code="maintained-type",
+        )
+    if own.python not in fits[shape.python]:
+        raise DeclarationError(
+            f"{place.label} is a {own.name}, which cannot hold a sum of {origin}, "
+            f"which is a {shape.name}; declare it as {shape.name}",
+            code="maintained-type",
+        )

@@ -1,0 +1,325 @@
+"""Everything that filters, updates and sorts need to know about the stored paths of a model.
+
+A misspelt name finds nothing, sorts by nothing, or stores a field that no model reads, without an error. So
+each stored path is followed through the model, and through the kinds below it, before anything is sent.
+A path is compiled when it is first used, and remembered.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from bson import ObjectId
+
+from treadle.errors import UsageError
+from treadle.model.bson_types import RESERVED
+from treadle.model.codec import Codec
+from treadle.model.pairs import is_paired
+from treadle.model.shape import Shape
+from treadle.model.storable import refuse_unsendable
+from treadle.query.attributes import Attribute, attribute_of
+from treadle.query.field_types import ANY, FieldType, field_type, undeclared
+from treadle.query.paths import ARRAYS, overlap, plain, suggestion
+
+# Keys of maps and positions are the callers', so the paths of a model have no end.
+PATHS_MAX = 2_000
+_POSITION = re.compile(r"\$(\[[A-Za-z0-9]*\])?")
+
+
+class Unchecked(dict[str, Any]):
+    """A filter or update whose names and values are passed through as they are."""
+
+
+class Maintained(Protocol):
+    """A rule, as far as updates of its values are concerned."""
+
+    # Whether the value is filled again after a write, so that callers may write what surrounds it.
+    refills: bool
+
+    def advice(self, maintained: str) -> str:
+        """Return what a caller should do instead of writing this path."""
+
+
+class Refusal(NamedTuple):
+    """Why a path may not be named, or not be updated."""
+
+    reason: str
+    code: str
+    # Whether `Unchecked` does not lift it.
+    is_final: bool = True
+
+
+class FieldPath(NamedTuple):
+    """One stored path of a model."""
+
+    path: str
+    # The same without positions.
+    plain: str
+    # What judges a value, and the types in further kinds, to whose documents the value may go as well.
+    type: FieldType
+    others: tuple[FieldType, ...]
+    # Whether a value that these types accept leaves a document of any kind valid.
+    certain: bool
+    # Whether text stands for an ObjectId, and whether documents may be compared field by field.
+    holds_ids: bool
+    holds_models: bool
+    # The types, of the field and of its elements, whose values only a serializer of their own can store.
+    serialized: tuple[FieldType, ...]
+    # Why the path may not be named at all, and why it may not be updated.
+    unknown: Refusal | None
+    protected: Refusal | None
+    attribute: Attribute | None
+    # Whether Treadle completes a value that is set here, so that it need not be whole.
+    is_completed: bool
+    # Whether something is derived from it.
+    is_followed: bool
+
+    def refused(self, refusal: Refusal, place: str) -> UsageError:
+        return UsageError(f"the {place} names {self.path!r}, {refusal.reason}", code=refusal.code)
+
+
+class FieldPaths(dict[str, FieldPath]):
+    """The stored paths of one model of a Store."""
+
+    def __init__(
+        self,
+        codec: Codec[Any],
+        maintained: Mapping[str, Maintained] = MappingProxyType({}),
+        followed: Collection[str] | None = (),
+    ) -> None:
+        super().__init__()
+        self.codec = codec
+        self.model = codec.model.__name__
+        self.maintained = maintained
+        # The paths from which something is derived; None for all.
+        self.followed = followed
+
+    def __missing__(self, path: str) -> FieldPath:
+        if not isinstance(path, str):
+            raise UsageError(f"{path!r} is not a field of {self.model}; keys are text", code="filter-invalid")
+        refuse_unsendable(path)
+        if len(self) >= PATHS_MAX:
+            self.clear()
+        field = self[path] = self._compile(path)
+        return field
+
+    def named(self, path: str, place: str, *, lenient: bool = False) -> FieldPath:
+        """Return a path that a caller names in a filter, update or sort; refuses one that leads nowhere.
+
+        `lenient` lets through a name that the model does not have.
+        """
+        field = self[path]
+        if field.unknown is not None and (field.unknown.is_final or not lenient):
+            raise field.refused(field.unknown, place)
+        return field
+
+    def are_followed(self, paths: Iterable[str] | None) -> bool:
+        """Whether something is derived from any of these plain paths; None stands for all paths."""
+        return self.followed is None or any(
+            paths is None or any(overlap(path, each) for path in paths) for each in self.followed
+        )
+
+    def _compile(self, path: str) -> FieldPath:
+        by_kind, unknown = self._types(path)
+        types = [each for group in by_kind for each in group]
+        elements = [element for each in types for element in _elements(each.shape)]
+        judges = _judges(by_kind) or [FieldType(self.codec)]
+        # Kinds without the field, to whose documents the value may go as well.
+        absent = [] if len(by_kind) > len(self.codec.kinds) else [*map(undeclared, self._kinds())]
+        short = plain(path)
+        return FieldPath(
+            path=path,
+            plain=short,
+            type=judges[0],
+            others=tuple(judges[1:]),
+            certain=all(each.certain for each in [*judges, *absent]),
+            holds_ids=bool(elements) and all(each.python is ObjectId for each in elements),
+            holds_models=any(each.kind == "model" for each in elements),
+            serialized=tuple(each for type_ in types for each in type_.serialized),
+            unknown=unknown,
+            protected=self._refused_name(path) or self._maintenance(short),
+            attribute=attribute_of(self.codec, path),
+            is_completed=any(self._surrounds(short, each) for each in self.maintained),
+            is_followed=self.are_followed((short,)),
+        )
+
+    def _kinds(self) -> tuple[Codec[Any], ...]:
+        return (self.codec, *self.codec.kinds)
+
+    def _types(self, path: str) -> tuple[list[list[FieldType]], Refusal | None]:
+        """Return what a path leads to, in each kind that has it; or why no kind has it."""
+        parts = path.split(".")
+        if parts[0] == RESERVED or parts[0] in self.codec.owned:
+            return [], None
+        by_kind, missing = [], []
+        for codec in self._kinds():
+            try:
+                by_kind.append(_in_model(codec, parts, certain=True))
+            except _MissingField as error:
+                missing.append(error)
+        return by_kind, None if by_kind else _unknown(self.codec, missing)
+
+    def _refused_name(self, path: str) -> Refusal | None:
+        """Return why a path may not be updated, if its name alone says so."""
+        head, *rest = path.split(".")
+        if head == RESERVED:
+            return Refusal("which is Treadle's own and cannot be updated", "field-maintained")
+        if head in self.codec.owned:
+            return Refusal(
+                f"which says of which kind or version a {self.model} is and cannot be updated; use "
+                "change_kind() for the kind, migrate() for the version",
+                "field-maintained",
+            )
+        names = [head, *(part for part in rest if not _POSITION.fullmatch(part))]
+        if all(name and not name.startswith("$") and "\0" not in name for name in names):
+            return None
+        return Refusal(
+            "which is not the path of a field: names are not empty and do not begin with '$'",
+            "update-invalid",
+        )
+
+    def _maintenance(self, short: str) -> Refusal | None:
+        """Return why a path may not be updated, if Treadle maintains it or a part of it."""
+        for maintained, rule in self.maintained.items():
+            if overlap(short, maintained) and not self._surrounds(short, maintained):
+                return Refusal(
+                    f"which cannot be updated, because Treadle maintains {self.model}.{maintained}"
+                    f"{rule.advice(maintained)}",
+                    "field-maintained",
+                )
+        return None
+
+    def _surrounds(self, short: str, maintained: str) -> bool:
+        """Whether callers may write this path although it contains a maintained one."""
+        return self.maintained[maintained].refills and maintained.startswith(f"{short}.")
+
+
+def _judges(by_kind: Sequence[Sequence[FieldType]]) -> list[FieldType]:
+    """Return the types that judge a value, one per kind; none where they disagree."""
+    single = [group[0] for group in by_kind if len(group) == 1]
+    agreed = len(single) == len(by_kind) and all(each.shape == single[0].shape for each in single)
+    return single if agreed else []
+
+
+def _elements(shape: Shape) -> list[Shape]:
+    """Return the shape itself, or what arrays of it hold."""
+    if shape.kind not in ARRAYS:
+        return [shape]
+    return [element for item in shape.items or (ANY,) for element in _elements(item)]
+
+
+# -- from a path to its types ---------------------------------------------------------------------------
+
+
+class _MissingField(Exception):
+    """A model has no such field, or a value has no fields at all."""
+
+    def __init__(self, name: str, codec: Codec[Any], shape: Shape | None = None) -> None:
+        super().__init__(name)
+        self.name = name
+        self.codec = codec
+        self.shape = shape
+
+
+def _in_model(codec: Codec[Any], parts: Sequence[str], *, certain: bool) -> list[FieldType]:
+    """Return what a path within a model leads to: several types where a union or a tuple lies on the way."""
+    name, root = parts[0], codec.model.__pydantic_root_model__
+    field = None if root else codec.by_stored.get(name)
+    if field is not None:
+        return _inside(field_type(codec, field, certain=certain), parts[1:])
+    if not root and (codec.model.model_config.get("extra") != "allow" or name in codec.by_name):
+        raise _MissingField(name, codec)
+    return [undeclared(codec)]
+
+
+def _inside(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+    kind = type_.shape.kind
+    if not parts:
+        return [type_]
+    if kind in _WAYS_INSIDE:
+        return _WAYS_INSIDE[kind](type_, parts)
+    if kind in ("any", "custom") or parts[0].startswith("$"):
+        return [FieldType(type_.codec, certain=type_.certain and type_.free and type_.core_type == "any")]
+    raise _MissingField(parts[0], type_.codec, type_.shape)
+
+
+def _in_nested(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+    nested = type_.codec.codec_of(type_.shape.python)
+    # Where there is no nested document, the server makes one of this field alone.
+    whole = type_.required or not any(each.info.is_required() for each in nested.fields)
+    return _in_model(nested, parts, certain=type_.certain and type_.free and whole)
+
+
+def _in_array(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+    """The same in an array: at a position, or straight into the elements."""
+    codec, head = type_.codec, parts[0]
+    positioned = head.isdigit() or head.startswith("$")
+    element = type_.element
+    if element is None:
+        elements = [FieldType(codec, each) for each in type_.shape.items or (ANY,)]
+    else:
+        elements = [copy.copy(element)]
+        # A position beyond the end makes new elements, and a path without one an object where no array is.
+        elements[0].certain = element.certain and head.startswith("$")
+    return [found for each in elements for found in _inside(each, parts[1:] if positioned else parts)]
+
+
+def _in_map(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+    """The same in a dict, whose keys are the callers' and may contain dots."""
+    if len(type_.shape.items) < 2:
+        return [FieldType(type_.codec)]
+    if is_paired(type_.shape):
+        return [type_.map_value(".".join(parts))]
+    try:
+        return _inside(type_.map_value(parts[0]), parts[1:])
+    except _MissingField:
+        return [FieldType(type_.codec)]
+
+
+def _in_union(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+    """The same in a union, of which one member must have the rest of the path."""
+    types: list[FieldType] = []
+    missing: list[_MissingField] = []
+    for item in type_.shape.items:
+        try:
+            types += _inside(FieldType(type_.codec, item), parts)
+        except _MissingField as error:
+            missing.append(error)
+    if not types and missing:
+        raise missing[0]
+    return types
+
+
+_WAYS_INSIDE = {
+    "model": _in_nested,
+    "map": _in_map,
+    "union": _in_union,
+    **dict.fromkeys(ARRAYS, _in_array),
+}
+
+
+def _unknown(codec: Codec[Any], missing: Sequence[_MissingField]) -> Refusal:
+    first = max(missing, key=lambda each: each.codec is not codec)
+    model, name = first.codec.model.__name__, first.name
+    if first.shape is not None:
+        reason = f"but there is nothing in a {first.shape.name}; name the field itself"
+        return Refusal(f"{reason} (Unchecked({{…}}) lets it through)", "field-unknown", is_final=False)
+    declared = first.codec.by_name.get(name)
+    if declared is not None:
+        return Refusal(
+            f"but {model}.{name} is stored as {declared.stored!r}; filters, updates and sorts use stored "
+            "names",
+            "python-name",
+            is_final=first.codec is codec,
+        )
+    known = {field for each in missing for field in each.codec.by_stored} | set(codec.owned)
+    return Refusal(
+        f"but {model} has no field that is stored as {name!r}; {suggestion(name, sorted(known))} "
+        "(Unchecked({…}) lets it through)",
+        "field-unknown",
+        is_final=False,
+    )

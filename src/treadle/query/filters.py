@@ -1,0 +1,278 @@
+"""Filters and sorts as callers give them, made safe and storable in one pass.
+
+They are MongoDB's own language with stored names. Python's Decimal, enums, dates and sets are converted as
+in models, text becomes an ObjectId where the field is an `Id`, and conditions on attributes become
+conditions on pairs. Operators that run code on the server are refused at any depth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from bson import ObjectId
+from pydantic import ValidationError
+
+from treadle.errors import UsageError
+from treadle.model.bson_types import Raw, key_to_bson, to_bson
+from treadle.model.codec import Codec
+from treadle.model.shown import quoted
+from treadle.model.storable import refuse_unsendable
+from treadle.query.attributes import attribute_conditions
+from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
+from treadle.query.field_types import Unjudgeable
+
+Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
+# Finds a full stored path; refuses one that leads nowhere.
+Lookup: TypeAlias = Callable[[str], FieldPath]
+
+CODE_OPERATORS = frozenset({"$where", "$function", "$accumulator"})
+LOGICAL = frozenset({"$and", "$or", "$nor"})
+# Their operands are not values of the field.
+_UNTYPED = frozenset({"$regex", "$options", "$exists", "$type", "$size", "$mod", "$geoWithin", "$near"})
+# Values of other types may need the serializer of their field.
+STORED_TYPES = frozenset({str, int, float, bool, bytes, type(None), ObjectId, dict, dt.datetime})
+_HEXADECIMAL = re.compile(r"[0-9a-fA-F]{24}")
+
+
+def clean(value: Any) -> Any:
+    """Return the value as BSON; refuses operators that run code, and values that no driver can send."""
+    try:
+        converted = to_bson(value, [])
+        # After the conversion, because only then everything is a plain dict or list.
+        check_values(converted)
+    except RecursionError:
+        raise too_deep() from None
+    return converted
+
+
+def too_deep() -> UsageError:
+    """Return the refusal of what recursion could not reach the end of."""
+    return UsageError(
+        "this is nested too deeply to be sent; MongoDB takes at most 180 levels", code="document-too-deep"
+    )
+
+
+def check_values(value: Any) -> None:
+    """Refuse operators that run code, and values that no driver can send, in what was converted."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_key(key)
+            check_values(item)
+    elif isinstance(value, list):
+        for item in value:
+            check_values(item)
+    else:
+        refuse_unsendable(value)
+
+
+def _check_key(key: str) -> None:
+    if key in CODE_OPERATORS:
+        raise UsageError(
+            f"{key} runs code on the server and is not accepted; write the condition with ordinary operators",
+            code="operator-forbidden",
+        )
+    if not key.isascii():
+        refuse_unsendable(key)
+
+
+def refuse_operators(value: Any, operators: frozenset[str], reason: str, code: str) -> None:
+    """Refuse a cleaned value that has one of these operators at any depth."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in operators:
+                raise UsageError(f"{key} {reason}", code=code)
+            refuse_operators(item, operators, reason, code)
+    elif isinstance(value, list):
+        for item in value:
+            refuse_operators(item, operators, reason, code)
+
+
+# -- filters ------------------------------------------------------------------------------------------
+
+
+def parse_filter(paths: FieldPaths, filter: Any, scope: Raw | None = None) -> Raw:
+    """Return a filter that the driver can send, confined to the model's own documents or to another scope."""
+    if filter is None:
+        return confine(paths.codec, {}, scope)
+    if not isinstance(filter, Mapping):
+        raise UsageError(
+            f"a filter for {paths.model} is a mapping such as {{'status': 'open'}}, "
+            f"not {type(filter).__name__}",
+            code="filter-invalid",
+        )
+    if isinstance(filter, Unchecked):
+        for key in filter:
+            if not str(key).startswith("$"):
+                paths.named(key, "filter", lenient=True)
+        return confine(paths.codec, clean(filter), scope)
+    # Outdated documents may have fields that the current version does not have.
+    lenient = paths.codec.has_former_names
+    parser = FilterParser(paths, lambda path: paths.named(path, "filter", lenient=lenient))
+    return confine(paths.codec, parser.parse(filter), scope)
+
+
+def parse_condition(codec: Codec[Any], condition: Mapping[str, Any]) -> Raw:
+    """Return the condition of a declaration as the server evaluates it."""
+    paths = FieldPaths(codec)
+    return FilterParser(paths, paths.__getitem__).parse(condition)
+
+
+def parse_match(paths: FieldPaths, condition: Mapping[str, Any]) -> Raw:
+    """Return the condition of a `$match` stage, which sees attributes as the pairs that are stored."""
+    lenient = paths.codec.has_former_names
+    parser = FilterParser(
+        paths, lambda path: paths.named(path, "filter", lenient=lenient)._replace(attribute=None)
+    )
+    return parser.parse(condition)
+
+
+def confine(codec: Codec[Any], filter: Raw, scope: Mapping[str, Any] | None = None) -> Raw:
+    """Return a filter that finds only the model's own documents, or those of another scope.
+
+    The scope stands beside the caller's conditions, so that the server can use a partial index.
+    """
+    scope = codec.scope if scope is None else scope
+    both = scope.keys() & filter.keys()
+    if not both:
+        return {**scope, **filter} if scope else filter
+    rest = {key: condition for key, condition in filter.items() if key not in both}
+    rest["$and"] = [*rest.get("$and", ()), {key: filter[key] for key in both}]
+    return {**scope, **rest}
+
+
+class FilterParser:
+    """Parses the conditions of one filter, or of one operand of an update."""
+
+    def __init__(self, paths: FieldPaths, lookup: Lookup) -> None:
+        self._paths = paths
+        self._lookup = lookup
+
+    def parse(self, filter: Mapping[str, Any], full_path: Callable[[str], str] = str) -> Raw:
+        """Return the conditions in their stored form; `full_path` makes a stored path of a key."""
+        try:
+            return self._conditions(filter, full_path)
+        except RecursionError:
+            raise too_deep() from None
+
+    def _conditions(self, filter: Mapping[str, Any], full_path: Callable[[str], str]) -> Raw:
+        parsed: Raw = {}
+        on_attributes: list[Raw] = []
+        for key, condition in filter.items():
+            key = key_to_bson(key)
+            if key.startswith("$"):
+                parsed[key] = self._top_level(key, condition, full_path)
+                continue
+            field = self._lookup(full_path(key))
+            stored = self.condition(field, condition)
+            if field.attribute is None:
+                parsed[key] = stored
+            else:
+                on_attributes += attribute_conditions(field.attribute, stored)
+        if on_attributes:
+            parsed["$and"] = [*parsed.get("$and", ()), *on_attributes]
+        return parsed
+
+    def _top_level(self, operator: str, operand: Any, full_path: Callable[[str], str]) -> Any:
+        _check_key(operator)
+        if operator not in LOGICAL or not isinstance(operand, (list, tuple)):
+            return clean(operand)
+        filters = [each if isinstance(each, Mapping) else clean(each) for each in operand]
+        return [self._conditions(each, full_path) if isinstance(each, Mapping) else each for each in filters]
+
+    def condition(self, field: FieldPath, condition: Any) -> Any:
+        """Return operators or a value for one field, in their stored form."""
+        if isinstance(condition, Mapping) and any(key_to_bson(key).startswith("$") for key in condition):
+            operators = {key_to_bson(operator): operand for operator, operand in condition.items()}
+            return {operator: self._operand(field, operator, each) for operator, each in operators.items()}
+        return self._with_ids(field, self._stored(field, condition))
+
+    def _stored(self, field: FieldPath, value: Any) -> Any:
+        """Return a value as an insert would store it."""
+        if field.serialized and isinstance(value, (list, tuple)):
+            return [self._stored(field, each) for each in value]
+        for type_ in field.serialized if type(value) not in STORED_TYPES else ():
+            with contextlib.suppress(ValidationError, UsageError, Unjudgeable):
+                value = type_.stored(value)
+                break
+        return clean(value)
+
+    def _operand(self, field: FieldPath, operator: str, operand: Any) -> Any:
+        _check_key(operator)
+        if operator in _UNTYPED:
+            return clean(operand)
+        if operator == "$elemMatch" and isinstance(operand, Mapping) and field.attribute is None:
+            return self.of_elements(field, operand)
+        if isinstance(operand, (list, tuple)):
+            return [self.condition(field, each) for each in operand]
+        return self.condition(field, operand)
+
+    def of_elements(self, field: FieldPath, condition: Mapping[str, Any]) -> Raw:
+        """Return a condition on the elements of an array: on their fields, or on themselves."""
+        parsed = {}
+        for name, operand in condition.items():
+            key = key_to_bson(name)
+            if key.startswith("$") and key not in LOGICAL:
+                parsed[key] = self._operand(field, key, operand)
+            else:
+                parsed |= self._conditions({key: operand}, lambda each: f"{field.path}.{each}")
+        return parsed
+
+    def _with_ids(self, field: FieldPath, value: Any) -> Any:
+        """Return a stored value with text made ids where the path is one of ids."""
+        if isinstance(value, str):
+            is_id = field.holds_ids and _HEXADECIMAL.fullmatch(value)
+            return ObjectId(value) if is_id else value
+        if isinstance(value, list):
+            return [self._with_ids(field, each) for each in value]
+        if isinstance(value, dict) and field.holds_models:
+            return {
+                key: self._with_ids(self._paths[f"{field.path}.{key}"], each) for key, each in value.items()
+            }
+        return value
+
+
+# -- sorts --------------------------------------------------------------------------------------------
+
+
+def sort_keys(
+    sort: Sort | None, paths: FieldPaths | None = None, *, tie_breaker: bool = True
+) -> list[tuple[str, int]] | None:
+    """Return PyMongo's form of a sort, with ties broken by `_id`."""
+    if sort is None:
+        return None
+    keys = [_sort_key(part) for part in _sort_parts(sort)]
+    if paths is not None:
+        for path, _ in keys:
+            paths.named(path, "sort", lenient=paths.codec.has_former_names)
+    if tie_breaker and "_id" not in dict(keys):
+        keys.append(("_id", 1))
+    return keys
+
+
+def _sort_parts(sort: Any) -> Sequence[Any]:
+    if isinstance(sort, Mapping):
+        return list(sort.items())
+    if not isinstance(sort, Sequence):
+        raise UsageError(
+            f"sort= takes '-date', ['-likes', 'date'] or [('likes', -1)], not {type(sort).__name__}",
+            code="sort-invalid",
+        )
+    return [sort] if isinstance(sort, str) else sort
+
+
+def _sort_key(part: Any) -> tuple[str, int]:
+    if isinstance(part, str):
+        part = (part.removeprefix("-"), -1) if part.startswith("-") else (part.removeprefix("+"), 1)
+    if not isinstance(part, (tuple, list)) or len(part) != 2 or part[1] not in (1, -1):
+        raise UsageError(
+            f"the sort has {quoted(part)}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
+            code="sort-invalid",
+        )
+    path, direction = part
+    if not isinstance(path, str) or not path or path.startswith("$"):
+        raise UsageError(f"the sort names {path!r}, which is not a field", code="sort-invalid")
+    return path, direction

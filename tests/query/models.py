@@ -1,0 +1,116 @@
+"""Models of the tests of this folder."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from treadle import Attributes, Document, Id, Measured
+from treadle.model.bson_types import CODEC_OPTIONS as CODEC_OPTIONS
+from treadle.model.codec import codec_of as codec_of
+from treadle.query.field_paths import FieldPaths
+
+
+def even(value: int) -> int:
+    if value % 2:
+        raise ValueError("must be even")
+    return value
+
+
+Even = Annotated[int, AfterValidator(even)]
+
+
+class Address(BaseModel):
+    city: str = ""
+    zip_code: str = Field("", alias="zip")
+    owner_id: Id | None = None
+
+
+class Line(BaseModel):
+    product_id: Id
+    quantity: Even = 0
+
+
+class Root(RootModel[dict[str, int]]):
+    pass
+
+
+class Order(Document, collection="orders", naming="camel"):
+    customer_id: Id
+    status: str = "open"
+    total: int = 0
+    bounded: Annotated[int, Field(le=10)] = 0
+    price: Decimal = Decimal(0)
+    weight: float = 0.0
+    paid_at: datetime | None = None
+    address: Address | None = None
+    needed: Address = Address()
+    lines: list[Line] = []
+    tags: list[Id] = []
+    pair: tuple[int, str] = (0, "")
+    scores: dict[str, int] = {}
+    either: Id | str | None = None
+    place: Address | int | None = None
+    anything: Any = None
+    root: Root = Root({})
+    specs: Annotated[dict[str, str | int | Measured], Attributes()] = {}
+    letters: str = "x"
+    later: int = 0
+
+    @field_validator("letters")
+    @classmethod
+    def _letters(cls, value: str) -> str:
+        if not value.isalpha():
+            raise ValueError("letters only")
+        return value
+
+    @field_validator("later")
+    @classmethod
+    def _later(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data["total"]:
+            raise ValueError("too early")
+        return value
+
+
+class Ordered(Document, collection="ordered"):
+    low: int = 0
+    high: int = 0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Ordered:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+        return self
+
+
+class Loose(Document, collection="loose"):
+    model_config = ConfigDict(extra="allow")
+    name: str = ""
+    own_name: str = Field("", alias="stored")
+
+
+class Maintained(NamedTuple):
+    """What stands for a rule."""
+
+    refills: bool = False
+
+    def advice(self, maintained: str) -> str:
+        return f"; write the source of {maintained}"
+
+
+def paths_of(
+    model: type[BaseModel], maintained: dict[str, Maintained] | None = None, followed: Any = ()
+) -> FieldPaths:
+    return FieldPaths(codec_of(model), maintained or {}, followed)
