@@ -1535,6 +1535,7 @@ REFUSED: dict[str, tuple[str, Callable[[], list[type[Any]]]]] = {
     "source not given": ("source-unknown", lambda: [thing(count_of("product_id"))]),
     "missing migration": ("migration-missing", lambda: [thing(version=2)]),
     "shared collection": ("collection-shared", lambda: [Customer, thing(collection="customers")]),
+    "models with one class name": ("model-name-shared", lambda: [thing(), thing(collection="other")]),
     "own collection": ("collection-name-invalid", lambda: [thing(collection="treadle.things")]),
     "bucket without an end": ("bucket-declaration",
         lambda: [thing(AT | {"key": str}, bucket=Bucket(key="key", time="at"))]),
@@ -1884,9 +1885,6 @@ LATER: list[Any] = [
     pytest.param(lambda: [thing(FORMULA)], "did you mean 'price'", marks=missing(2, "names in formulas")),
     pytest.param(
         lambda: [Review, thing(EXPRESSION)], "did you mean 'rating'", marks=missing(2, "names in expressions")
-    ),
-    pytest.param(
-        lambda: [thing(), thing(collection="other")], "Thing", marks=missing(2, "models with one class name")
     ),
 ]
 

@@ -146,7 +146,18 @@ class Graph:
                 f"{entry.collection!r}; give each its own",
                 code="collection-shared",
             )
+        self._refuse_shared_name(model)
         self.entries[model] = entry
+
+    def _refuse_shared_name(self, model: type[Document]) -> None:
+        """Refuse a second model of one class name: declarations may name their source by it."""
+        for other in self.entries:
+            if other.__name__ == model.__name__:
+                places = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (other, model))
+                raise DeclarationError(
+                    f"two models of this Store are named {model.__name__!r}: {places}; rename one",
+                    code="model-name-shared",
+                )
 
     def entry(self, model: type[D]) -> Entry[D]:
         """The entry of a model that was given to the Store."""
