@@ -1901,7 +1901,6 @@ def test_a_missing_unique_index_refuses_writes(database):
     assert "index-missing" == raised.value.code
 
 
-@missing(2, "calls inside with_transaction join it without session=")
 def test_with_transaction_joins_calls_without_a_session(shapes):
     def work(session: Any) -> None:
         shapes.insert(Shelf(code="joined", name="x"))

@@ -92,8 +92,9 @@ class Writer:
         return layout
 
     def _within(self, session: Session) -> Session:
-        """The session of a call: the caller's, or that of the `transaction()` block around it."""
+        """The session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
+            joined.refuse_other(self, session)
             return session
         inherited: Session = joined.current(self)
         return inherited
