@@ -1894,7 +1894,6 @@ def test_what_a_declaration_will_refuse(models, says):
     assert says.replace("'", "") in str(refusal(models)).replace("'", "").replace("$", "")
 
 
-@missing(2, "a declared unique index that the server does not have")
 def test_a_missing_unique_index_refuses_writes(database):
     with pytest.raises(treadle.TreadleError) as raised:
         Store(database, [Shelf]).insert(Shelf(code="a", name="a"))

@@ -435,12 +435,6 @@ class Graph:
                 pending.extend(rule.target for rule in target.feeds)
         named = [rule for each in entry.related for rule in each.having(GatherRule) if rule.to is not None]
         entry.loops = entry.collection in reached or bool(named)
-        groups = [other.group for other in self.entries.values() if other.collection in reached]
-        entry.unready = [group for group in groups if group is not None and not group.key.identity]
-        # Whoever names documents by a field, and whoever is named by one, relies on its unique index.
-        others = [rule.source for rule in entry.having(CopyRule)]
-        others += [rule.target for rule in entry.feeding(GatherRule, None)]
-        entry.unready += list(dict.fromkeys(each for each in [entry, *others] if each.named_by))
 
 
 def _require_carrier(rule: Rule) -> None:

@@ -148,7 +148,8 @@ class AsyncStore(AsyncOperations):
         `validation="keep"` changes no validator of a collection that is there.
         """
         done = await self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
-        self._unready = self._unready and dry_run
+        if not dry_run:
+            self.protocol.index_check.clear()
         return done
 
     async def index_ready(self) -> list[Action]:

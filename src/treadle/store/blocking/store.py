@@ -142,7 +142,8 @@ class Store(Operations):
         `validation="keep"` changes no validator of a collection that is there.
         """
         done = self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
-        self._unready = self._unready and dry_run
+        if not dry_run:
+            self.protocol.index_check.clear()
         return done
 
     def index_ready(self) -> list[Action]:
