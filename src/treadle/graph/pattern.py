@@ -432,8 +432,6 @@ class Entry(Generic[D]):
         self.versioned = False
         self.attends = False
         self.warned = False
-        # The groups whose documents a write of this model may make, as long as nobody saw their indexes.
-        self.unready: list[Any] = []
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.
