@@ -76,7 +76,7 @@ READ: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("expression", "paths"), READ, ids=[str(each) for each, _ in READ])
 def test_the_paths_that_an_expression_names(expression, paths):
-    assert paths == list(paths_named(expression))
+    assert paths == paths_named(expression)
 
 
 class Address(BaseModel):
@@ -183,8 +183,10 @@ for each in (Sum, Average, Min, Max):
     REFUSED[each.__name__] = gathered(declared, Numbered), "Wrong.value", "did you mean 'now'"
 
 
-def make(models: list[Any]) -> Store:
-    return Store(MongoClient("mongodb://127.0.0.1:1", connect=False)["shop"], models)
+def make(models: list[Any]) -> None:
+    """Make a Store of these models; no server is asked."""
+    with MongoClient[dict[str, Any]]("mongodb://127.0.0.1:1", connect=False) as client:
+        Store(client["shop"], models)
 
 
 @pytest.mark.parametrize("models", ACCEPTED.values(), ids=ACCEPTED)

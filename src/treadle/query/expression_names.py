@@ -6,7 +6,7 @@ computation from scratch would agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.errors import DeclarationError, UsageError
@@ -33,25 +33,27 @@ def require_known_names(expression: Any, codec: Codec[Any], label: str) -> None:
             raise DeclarationError(reason, code=error.code) from None
 
 
-def paths_named(expression: Any) -> Iterator[str]:
+def paths_named(expression: Any) -> list[str]:
     """Return the stored paths of the document that an expression names.
 
     What lies in a variable other than `$$ROOT` and `$$CURRENT` belongs to an element or to a value that
     was computed, so its names are not told.
     """
     if isinstance(expression, str):
-        path = _path(expression)
-        if path:
-            yield path
-    elif isinstance(expression, Mapping):
-        for operator, argument in expression.items():
-            if operator == "$getField":
-                yield from _get_field_paths(argument)
-            elif operator not in _LITERALS and not _rebinds_current(operator, argument):
-                yield from paths_named(argument)
-    elif isinstance(expression, (list, tuple)):
-        for item in expression:
-            yield from paths_named(item)
+        return [path] if (path := _path(expression)) else []
+    if isinstance(expression, Mapping):
+        return [path for item in expression.items() for path in _argument_paths(*item)]
+    items = expression if isinstance(expression, (list, tuple)) else ()
+    return [path for item in items for path in paths_named(item)]
+
+
+def _argument_paths(operator: str, argument: Any) -> list[str]:
+    """Return the paths that the argument of an operator, or the value of an object's key, names."""
+    if operator == "$getField":
+        return _get_field_paths(argument)
+    if operator in _LITERALS or _rebinds_current(operator, argument):
+        return []
+    return paths_named(argument)
 
 
 def _path(text: str) -> str | None:
@@ -62,20 +64,18 @@ def _path(text: str) -> str | None:
     return text[1:] if text.startswith("$") else None
 
 
-def _get_field_paths(argument: Any) -> Iterator[str]:
+def _get_field_paths(argument: Any) -> list[str]:
     """Return the paths of a `$getField`, whose field is a constant unless it is an expression."""
-    if not isinstance(argument, Mapping) or "field" not in argument:
-        argument = {"field": argument}
-    field, source = argument["field"], argument.get("input", "$$CURRENT")
-    if isinstance(field, Mapping) and "$literal" in field:
-        field = field["$literal"]
-    outer = _path(source) if isinstance(source, str) else None
-    if outer is not None and isinstance(field, str):
-        yield f"{outer}.{field}" if outer else field
-        return
-    yield from paths_named(source)
+    given = argument if isinstance(argument, Mapping) and "field" in argument else {"field": argument}
+    field, source = given["field"], given.get("input", "$$CURRENT")
+    if isinstance(field, Mapping):
+        field = field.get("$literal", field)
     if not isinstance(field, str):
-        yield from paths_named(field)
+        return [*paths_named(source), *paths_named(field)]
+    outer = _path(source) if isinstance(source, str) else None
+    if outer is None:
+        return paths_named(source)
+    return [f"{outer}.{field}" if outer else field]
 
 
 def _rebinds_current(operator: str, argument: Any) -> bool:
