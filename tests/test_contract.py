@@ -1517,6 +1517,8 @@ COUNTER = {"views": (Annotated[int, Approximate()], 0)}
 OUTLIER = {"fans": (Annotated[list[int], Outlier(limit=3, overflow="more")], [])}
 PARENT = {"parent": (Id | None, None)}
 TOTAL = {"thing_id": Id, "total": (Annotated[int, Sum("Thing", "total", by="thing_id")], 0)}
+FORMULA = {"double": (Annotated[int | None, Formula({"$multiply": ["$prise", 2]})], None), "price": int}
+EXPRESSION = {"sum": (Annotated[int, Sum(Review, {"$add": ["$ratng", 2]}, by="product_id")], 0)}
 REFUSED: dict[str, tuple[str, Callable[[], list[type[Any]]]]] = {
     # The pairs of features that do not go together:
     "archive with tree": ("archive-declaration",
@@ -1535,6 +1537,9 @@ REFUSED: dict[str, tuple[str, Callable[[], list[type[Any]]]]] = {
     "source not given": ("source-unknown", lambda: [thing(count_of("product_id"))]),
     "missing migration": ("migration-missing", lambda: [thing(version=2)]),
     "shared collection": ("collection-shared", lambda: [Customer, thing(collection="customers")]),
+    "models with one class name": ("model-name-shared", lambda: [thing(), thing(collection="other")]),
+    "misspelt formula": ("field-unknown", lambda: [thing(FORMULA)]),
+    "misspelt expression": ("field-unknown", lambda: [Review, thing(EXPRESSION)]),
     "own collection": ("collection-name-invalid", lambda: [thing(collection="treadle.things")]),
     "bucket without an end": ("bucket-declaration",
         lambda: [thing(AT | {"key": str}, bucket=Bucket(key="key", time="at"))]),
@@ -1876,17 +1881,8 @@ def kind_with_a_version() -> list[type[Any]]:
     return [create_model("Kind", __base__=base, __cls_kwargs__={"kind": "a", "version": 1})]
 
 
-FORMULA = {"double": (Annotated[int | None, Formula({"$multiply": ["$prise", 2]})], None), "price": int}
-EXPRESSION = {"sum": (Annotated[int, Sum(Review, {"$add": ["$ratng", 2]}, by="product_id")], 0)}
 LATER: list[Any] = [
     pytest.param(kind_with_a_version, "declare it on the base"),
-    pytest.param(lambda: [thing(FORMULA)], "did you mean 'price'", marks=missing(2, "names in formulas")),
-    pytest.param(
-        lambda: [Review, thing(EXPRESSION)], "did you mean 'rating'", marks=missing(2, "names in expressions")
-    ),
-    pytest.param(
-        lambda: [thing(), thing(collection="other")], "Thing", marks=missing(2, "models with one class name")
-    ),
 ]
 
 
@@ -1895,14 +1891,12 @@ def test_what_a_declaration_will_refuse(models, says):
     assert says.replace("'", "") in str(refusal(models)).replace("'", "").replace("$", "")
 
 
-@missing(2, "a declared unique index that the server does not have")
 def test_a_missing_unique_index_refuses_writes(database):
     with pytest.raises(treadle.TreadleError) as raised:
         Store(database, [Shelf]).insert(Shelf(code="a", name="a"))
     assert "index-missing" == raised.value.code
 
 
-@missing(2, "calls inside with_transaction join it without session=")
 def test_with_transaction_joins_calls_without_a_session(shapes):
     def work(session: Any) -> None:
         shapes.insert(Shelf(code="joined", name="x"))

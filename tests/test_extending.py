@@ -53,6 +53,7 @@ def test_a_slug_that_fits_is_kept_when_something_else_changes(run):
 
 def test_callers_cannot_write_it(run):
     store = run.store([Page])
+    store.setup()
     assert "one" == store.insert(Page(title="One", slug="one-99")).slug
     page = store.insert(Page(title="One", slug="mine"))
     assert "one-2" == page.slug

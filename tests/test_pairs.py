@@ -1,7 +1,7 @@
 """Every feature alone and with every other, in every mode, against one oracle in plain Python.
 
-`TREADLE_PAIRS` chooses: `some` (each feature alone, and a fixed choice of
-pairs), `most` (every pair in mode write, a third of them in each other mode)
+`TREADLE_PAIRS` chooses: `some` (each feature alone, scheduled only where that changes
+which documents count, and a fixed choice of pairs), `most` (every pair in mode write, a third of them in each other mode)
 or `all`. A history depends on the name of its world alone, so that
 `-k "<name of the world>"` plays a failure again; its steps are printed.
 """
@@ -48,7 +48,7 @@ def test_a_pair_that_cannot_work_is_refused(side, one, other, code):
 
 def test_the_choice_is_small_enough():
     some, most, every = (worlds(tier) for tier in ("some", "most", "all"))
-    assert len(some) <= 200
+    assert len(some) <= 130
     assert {world.label for world in some} <= {world.label for world in every}
     assert {world.label for world in most} <= {world.label for world in every}
     assert len(every) == len({world.label for world in every})

@@ -202,6 +202,13 @@ def without_a_collection() -> Models:
     return [Wrong]
 
 
+def class_names_of_kinds() -> Models:
+    class Book(Item, kind="novel"):
+        author: str = ""
+
+    return [globals()["Book"], Book]
+
+
 def other_id_of_a_kind() -> Models:
     class Wrong(Item, kind="numbered"):
         id: int
@@ -239,6 +246,14 @@ MODELS = [
     Refusal("id-invalid", "Wrong and Item", other_id_of_a_kind),
     Refusal("collection-missing", "Wrong", without_a_collection),
     Refusal("collection-shared", "Wrong", lambda: [User, wrong(collection="users")]),
+    Refusal(
+        "model-name-shared",
+        f"{__name__}.User and {__name__}.User",
+        lambda: [User, type(Document)("User", (Document,), {"__module__": __name__}, collection="other")],
+    ),
+    Refusal(
+        "model-name-shared", f"{__name__}.Book and {__name__}.class_names_of_kinds", class_names_of_kinds
+    ),
     Refusal("model-invalid", "int", lambda: [int]),
     *[
         Refusal("collection-name-invalid", "Wrong", lambda name=name: [wrong(collection=name)])

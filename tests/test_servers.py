@@ -14,6 +14,7 @@ from tests import servers
 from treadle.server.local import start
 
 
+@pytest.mark.all
 @pytest.mark.server
 @pytest.mark.parametrize("version", servers.WHEELS)
 def test_the_server_runs_and_is_of_that_version(version):

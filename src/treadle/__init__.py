@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from treadle.store.async_store import AsyncStore
     from treadle.store.blocking.store import Store
     from treadle.store.deadline import TimedOut
-    from treadle.store.shell import NotSetUp
     from treadle.upkeep.aside import SetAsideDocument
     from treadle.upkeep.findings import KeptFinding
     from treadle.upkeep.jobs import JobStatus
@@ -204,7 +203,7 @@ _HOMES = {
     "Minute": "patterns.rollup",
     "Month": "patterns.rollup",
     "NotFound": "errors",
-    "NotSetUp": "store.shell",
+    "NotSetUp": "errors",
     "Outlier": "patterns.outlier.rule",
     "Nested": "graph.outcomes",
     "Page": "graph.outcomes",

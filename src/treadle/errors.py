@@ -38,6 +38,10 @@ def _rebuild(kind: type[TreadleError], arguments: tuple[object, ...]) -> Treadle
     return error
 
 
+class NotSetUp(UserWarning):
+    """A Store writes to a database in which `setup()` has not made all indexes."""
+
+
 class DeclarationError(TreadleError):
     """A model or a pattern is declared in a way that cannot work."""
 

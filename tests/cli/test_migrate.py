@@ -99,7 +99,7 @@ def test_wrong_usage_is_told(application):
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
+@pytest.mark.parametrize("app", ["shop:store", pytest.param("shop:asynchronous", marks=pytest.mark.all)])
 def test_an_interrupted_run_stops_after_its_batch_and_goes_on_later(application, database, app):
     database["users"].insert_many([{"name": f"u{number}", "phone": "1"} for number in range(300)])
     run = application("run", "--app", app, "--batch", "10", wait=False, SLOW="0.01")

@@ -32,7 +32,7 @@ def folder_for(database: Any, tmp_path: Path) -> Path:
 def test_a_trial_becomes_a_folder_or_a_reason(uri: str, database: Any, tmp_path: Path) -> None:
     """Counts over thousands of documents pay, whatever the clock; reads that nothing changes do not."""
     database["products"].insert_many([{"_id": n, "name": f"p{n}"} for n in range(4)])
-    database["reviews"].insert_many([{"product_id": n % 4, "rating": n % 5} for n in range(20_000)])
+    database["reviews"].insert_many([{"product_id": n % 4, "rating": n % 5} for n in range(8_000)])
     database["reviews"].create_index("product_id")
     requests = [Request("count", "reviews", {"query": {"product_id": n % 4}}, at=n / 10) for n in range(40)]
     path = tmp_path / "shop.workload"
@@ -49,7 +49,7 @@ def test_a_trial_becomes_a_folder_or_a_reason(uri: str, database: Any, tmp_path:
     assert all(each["undo"] for each in made["steps"])
     assert was == everything(database)
     assert 0 == main(["apply", str(folder), uri])
-    assert {5_000} == {each["review_count"] for each in database["products"].find()}
+    assert {2_000} == {each["review_count"] for each in database["products"].find()}
     assert 0 == main(["undo", str(folder), uri])
     assert was == everything(database)
     path.write_text(f"{head}\n{end_line(seconds=1.0)}\n")
@@ -157,6 +157,7 @@ def test_what_cannot_be_applied_is_one_sentence(
     assert was == everything(database)
 
 
+@pytest.mark.all
 def test_an_apply_that_is_killed_goes_on(uri: str, database: Any, tmp_path: Path) -> None:
     """Wherever the signal meets it."""
     folder = str(folder_for(database, tmp_path))

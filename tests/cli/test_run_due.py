@@ -73,7 +73,7 @@ def test_a_failed_run_exits_with_1(folder, database):
     assert json.loads(output)[0]["error"]
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", [pytest.param(APPS[0], marks=pytest.mark.all), APPS[1]])
 def test_watch_runs_due_schedules(folder, database, app):
     treadle(folder, "setup", "--app", app)
     with start("watch", "--app", app, folder=folder) as child:

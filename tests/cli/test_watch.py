@@ -71,7 +71,7 @@ def _wait_for(condition, seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
+@pytest.mark.parametrize("app", ["shop:store", pytest.param("shop:asynchronous", marks=pytest.mark.all)])
 def test_watch_follows_raw_writers_shows_metrics_and_stops_on_sigterm(folder, watch, database, app):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

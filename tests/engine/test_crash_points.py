@@ -55,7 +55,7 @@ class Crashes:
         return self.small if scenario in FAN_OUTS else self.stores
 
     def check(self, acknowledged: bool) -> None:
-        """Nothing that Treadle maintains differs from naive recomputation, and `verify` agrees."""
+        """Nothing that Treadle maintains differs from naive recomputation, and `verify` agrees, if thinned now and then."""
         state = self.stored()
         assert [] == shop.wrong(state)
         # Verification depends on what is stored alone, so that the same state need not be verified twice.
@@ -64,11 +64,13 @@ class Crashes:
                 document.get("_treadle", {}).pop("n", None)
         fingerprint = bson.encode(state)
         if fingerprint not in self._verified:
-            assert [] == self.stores.sound.verify()
             self._verified.add(fingerprint)
+            # It takes as long as the write and its recovery together.
+            if ALL or len(self._verified) % 4 == 0:
+                assert [] == self.stores.sound.verify()
 
-    def strike(self, scenario: Scenario, faults: list[Fault]) -> int:
-        return self.sweep.strike(self.stores_of(scenario), self.write(scenario), faults)
+    def strike(self, scenario: Scenario, faults: list[Fault], *, every: int = 2) -> int:
+        return self.sweep.strike(self.stores_of(scenario), self.write(scenario), faults, every=every)
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +94,16 @@ def test_a_fault_at_any_command_of_a_large_fan_out_leaves_nothing_wrong(crashes,
     record_points(crashes.strike(scenario, FAULTS))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS + SESSIONS, ids=names(SCENARIOS + SESSIONS))
+# Whatever a transaction holds, its commit is the same.
+COMMITTING = (SCENARIOS + SESSIONS)[:: 1 if ALL else 3]
+
+
+@pytest.mark.parametrize("scenario", COMMITTING, ids=names(COMMITTING))
 def test_a_commit_whose_outcome_is_unknown_counts_once(crashes, scenario, record_points):
     """The commit's reply is lost again and again, or says that it may not have been replicated."""
     # Few of them harm a given write, so that each commit meets two of them, also if thinned.
     for faults in (COMMIT_FAULTS[::2], COMMIT_FAULTS[1::2]):
-        record_points(crashes.strike(scenario, faults))
+        record_points(crashes.strike(scenario, faults, every=1))
 
 
 # -- several writers in one transaction ---------------------------------------------------------
@@ -155,7 +161,7 @@ def strike_group(crashes: Crashes, stores: Stores, faults: list[Fault]) -> int:
         return met
 
     # Eight writers send many commands, and few commits and deletes among them.
-    every = 4 if faults[0].commands == COMMANDS else 1
+    every = 8 if faults[0].commands == COMMANDS else 1
     points = sweep.at_each_command("visits", faults, attempt, every=every)
     assert points > 0
     return points
@@ -178,13 +184,18 @@ def test_writes_that_share_a_large_fan_out_count_once(crashes, at, record_points
 # In the middle of a transaction its locks stay for three seconds; these are awaited all at once.
 KILLS = [
     ("insert-review", 3, False),
-    ("insert-order", 5, False),
-    ("update-customer", 6, False),
-    ("delete-customer-cascades", 9, False),
     ("with-transaction", 8, False),
-    *[("fan-out-customer", skip, True) for skip in range(4, 40, 4 if ALL else 12)],
-    *[("fan-out-product", skip, True) for skip in ((9, 13, 17) if ALL else (13,))],
+    ("fan-out-customer", 16, True),
+    ("fan-out-product", 13, True),
 ]
+if ALL:
+    KILLS += [
+        ("insert-order", 5, False),
+        ("update-customer", 6, False),
+        ("delete-customer-cascades", 9, False),
+        *[("fan-out-customer", skip, True) for skip in range(4, 40, 4)],
+        *[("fan-out-product", skip, True) for skip in (9, 17)],
+    ]
 
 
 def killed(client: MongoClient[Any], database: str, scenario: str, small: bool) -> Callable[[], Any]:

@@ -4,8 +4,8 @@ What every sweep holds: a write that was acknowledged is there exactly once; one
 that raised is there exactly once or not at all; nothing is pending after
 `recover`; and the check of the test itself passes.
 
-By default a sweep is thinned: the faults take turns, so that each command of
-each write meets one of them. `TREADLE_FAULTS=all` lets each command meet each
+By default a sweep is thinned: every second command of a write meets a fault, and
+the faults take turns. `TREADLE_FAULTS=all` lets each command meet each
 fault, and kills before each writing command.
 """
 
@@ -35,7 +35,7 @@ ALL = os.environ.get("TREADLE_FAULTS") == "all"
 APP = "fault-sweep"
 # No write of the tests sends as many; a sweep that gets here does not end.
 COMMANDS_MAX = 300
-KILLS_MAX = 3
+KILLS_MAX = 2
 # The driver looks for a lost server twice a second; a fault must not take that long.
 HEARTBEAT_SECONDS = 0.005
 
@@ -147,7 +147,8 @@ class FaultSweep:
                 for fault in faults
             )
         first = zlib.crc32(name.encode())
-        skips = range(first % every, COMMANDS_MAX, every)
+        # The first command always, for writes of a single one.
+        skips = [0, *range(1 + first % every, COMMANDS_MAX, every)]
         return self._attempts(name, lambda turn: faults[(first + turn) % len(faults)], skips, attempt)
 
     def _attempts(
@@ -187,7 +188,9 @@ class FaultSweep:
         assert [] == stores.pending()
         write.check(acknowledged)
 
-    def strike(self, stores: Stores, write: Write, faults: Sequence[Fault] = FAULTS) -> int:
+    def strike(
+        self, stores: Stores, write: Write, faults: Sequence[Fault] = FAULTS, *, every: int = 2
+    ) -> int:
         """Sweep the faults over the commands of a write. Returns the number of faults that were met."""
         before, after = self.outcomes(stores, write)
 
@@ -207,7 +210,7 @@ class FaultSweep:
             self._check(stores, write, acknowledged, before, after)
             return met
 
-        return self.at_each_command(write.name, faults, attempt)
+        return self.at_each_command(write.name, faults, attempt, every=every)
 
     def kill(
         self,

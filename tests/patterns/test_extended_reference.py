@@ -533,7 +533,7 @@ def test_a_document_may_refer_to_its_own_collection(run):
 
 def test_an_insert_and_a_rename_cannot_both_miss_each_other(database):
     """Two sessions: the insert has read the old name when the rename commits."""
-    store = Store(database, [Customer, Product, Order])
+    store, outside = (Store(database, [Customer, Product, Order]) for _ in range(2))
     ann = store.insert(Customer(name="Old"))
     attempts = []
 
@@ -557,7 +557,7 @@ def test_an_insert_and_a_rename_cannot_both_miss_each_other(database):
         attempts.append(2)
         store.collection(Product).find_one({}, session=session)
         if attempts.count(2) == 1:
-            store.update(Customer, ann.id, {"$set": {"name": "Newest"}})
+            outside.update(Customer, ann.id, {"$set": {"name": "Newest"}})
         return store.insert(Order(customer_id=ann.id), session=session)
 
     late = store.with_transaction(rename_first)

@@ -336,7 +336,7 @@ def test_a_deleted_source_is_followed_by_name(run, database):
 def test_set_up_makes_the_unique_index(run, database):
     Carrier, Shipment = models("write")
     store = run.store([Carrier, Shipment])
-    with pytest.raises(UsageError, match="reference-index-missing"):
+    with pytest.raises(UsageError, match="index-missing"):
         store.insert(Shipment(carrier="a"))
     store.setup()
     assert [] == store.setup()

@@ -69,6 +69,7 @@ def test_a_kind_does_not_find_documents_of_another(run):
 
 def test_the_base_is_known_even_if_only_kinds_were_given(run):
     store = run.store([Book, Electronics])
+    store.setup()
     store.insert(Book(title="Dune"))
     assert ["Dune"] == [each.title for each in store.find(Item)]
 
@@ -96,6 +97,7 @@ def test_a_kind_is_never_taken_for_something_to_import(run, database):
 
 def test_an_abstract_model_cannot_be_stored(run, database):
     store = run.store(MODELS)
+    store.setup()
     for document in (Item(title="x"), Media(title="x")):
         with pytest.raises(UsageError) as caught:
             store.insert(document)
@@ -185,6 +187,7 @@ def test_the_kind_changes_by_an_explicit_call_only(run, database):
 
 def test_of_two_changes_of_kind_one_wins(database):
     store = Store(database, MODELS)
+    store.setup()
     for _ in range(10):
         book = store.insert(Book(title="x"))
         outcomes: list[str] = []
@@ -210,6 +213,7 @@ def test_of_two_changes_of_kind_one_wins(database):
 def test_documents_of_several_kinds_are_inserted_in_one_command(heard):
     database, listener = heard
     store = Store(database, MODELS)
+    store.setup()
     listener.clear()
     store.insert_many([Book(title="a"), Electronics(title="b", brand="c")])
     assert ["insert", "commitTransaction"] == listener.names[-2:]

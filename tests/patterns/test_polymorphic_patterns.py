@@ -131,26 +131,6 @@ def test_kinds_carry_other_patterns(run, database):
     story(run.store(RULED), database)
 
 
-def test_a_kind_as_a_source_counts_its_own_documents_only(run, database):
-    store = run.store(RULED)
-    store.setup()
-    owner = store.insert(Owner(name="o"))
-    service = store.insert(Service(name="s", customer_id=owner.id))
-    assert 1 == store.get(Owner, owner.id).services
-    # The same stored field in a document of another kind is nobody's business.
-    database["products"].insert_one({"kind": "toy", "name": "t", "customer_id": owner.id})
-    store.rebuild(Product)
-    check(store)
-    toy = store.find_one(Toy)
-    store.update(Product, toy.id, {"$set": {"customer_id": owner.id, "name": "u"}})
-    assert 1 == store.get(Owner, owner.id).services
-    store.delete(Product, toy.id)
-    assert 1 == store.get(Owner, owner.id).services
-    store.delete(Product, service.id)
-    assert 0 == store.get(Owner, owner.id).services
-    check(store)
-
-
 def test_a_change_of_kind_moves_all_that_hangs_on_it(run):
     store = run.store(RULED)
     store.setup()
@@ -241,42 +221,7 @@ def test_a_reference_may_not_block_a_deletion_of_another_kind(run):
     assert store.delete(Part, bolt.id) is not None
 
 
-# -- kinds that a worker looks after -----------------------------------------------------------------
-
-
-class Streamed(Document, collection="streamed", discriminator="kind"):
-    reviews: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
-
-
-class Loud(Streamed, kind="loud"):
-    stars: Annotated[int, Sum(Review, "stars", by="product_id", maintain="stream")] = 0
-
-
-class Quiet(Streamed, kind="quiet"):
-    loud_id: Id | None = None
-
-
-class Reader(Document, collection="readers"):
-    quiet: Annotated[int, Count(Quiet, by="loud_id", maintain="stream")] = 0
-
-
-def test_the_worker_knows_kinds(run, database):
-    store = run.store([Review, Streamed, Loud, Quiet, Reader])
-    store.setup()
-    reader = store.insert(Reader())
-    loud, quiet = store.insert_many([Loud(), Quiet(loud_id=reader.id)])
-    worker = store.worker()
-    worker.run_until_idle()
-    database["reviews"].insert_many(
-        [{"product_id": each.id, "stars": 3, "when": datetime(2026, 1, 1)} for each in (loud, quiet)]
-    )
-    database["streamed"].insert_one({"kind": "loud", "loud_id": reader.id})
-    worker.run_until_idle()
-    assert (1, 3) == (store.get(Streamed, loud.id).reviews, store.get(Streamed, loud.id).stars)
-    assert 1 == store.get(Streamed, quiet.id).reviews
-    assert "stars" not in database["streamed"].find_one({"_id": quiet.id})
-    assert 1 == store.get(Reader, reader.id).quiet
-    assert [] == store.verify()
+# -- kinds whose arrays continue elsewhere ------------------------------------------------------------
 
 
 class Medium(Document, collection="tagged", discriminator="kind"):

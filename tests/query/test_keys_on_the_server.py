@@ -12,7 +12,7 @@ import pytest
 from bson import DBRef, Decimal128, ObjectId
 
 from tests.query.models import CODEC_OPTIONS
-from treadle.query.keys import Key, distinct, freeze
+from treadle.query.keys import Key, distinct, freeze, unwind
 
 DOCUMENTS = 600
 KEYS = [
@@ -99,7 +99,12 @@ def test_conditions_find_every_document_with_a_key(documents, key):
 def test_after_an_unwind_only_the_other_arrays_are_left(documents, unwound):
     key = Key("boxes.parts.ref", ("boxes", "boxes.parts"))
     stages: list[dict[str, Any]] = [{"$unwind": f"${array}"} for array in unwound]
-    rows = documents.aggregate([*stages, {"$project": {"whole": "$$ROOT", "keys": key.expression(unwound)}}])
+    rows = list(
+        documents.aggregate([*stages, {"$project": {"whole": "$$ROOT", "keys": key.expression(unwound)}}])
+    )
+    # Python's unwind gives the same documents, in the same order.
+    expected = [each for document in documents.find() for each in unwind(document, unwound)]
+    assert expected == [row["whole"] for row in rows]
     left = key._replace(arrays=tuple(array for array in key.arrays if array not in unwound))
     for row in rows:
         found = row.get("keys")

@@ -40,7 +40,8 @@ def dates(client):
     for year in (2011, 2012, 2017, 2018, 2024) if IS_FULL else (2011, 2018):
         for month, day in ((2, 17), (3, 10), (3, 31), (4, 1), (10, 1), (10, 20), (10, 28), (11, 3), (12, 30)):
             moments += [
-                dt.datetime(year, month, day) + dt.timedelta(minutes=15 * number) for number in range(0, 250)
+                dt.datetime(year, month, day) + dt.timedelta(minutes=15 * number)
+                for number in range(0, 250, 1 if IS_FULL else 3)
             ]
     far = [dt.datetime(3, 1, 1) + dt.timedelta(days=chance.randrange(9990 * 365)) for _ in range(500)]
     database = client["windows"]

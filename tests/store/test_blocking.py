@@ -26,6 +26,7 @@ def test_every_file_of_the_blocking_shell_is_generated() -> None:
     assert {"__init__.py", *(blocking.target(source).name for source in blocking.sources())} == files
 
 
+@pytest.mark.all
 def test_the_check_of_the_command_names_a_file_that_was_edited_by_hand(tmp_path: Path) -> None:
     """A copy of the tool and of the store, one generated file of which was changed."""
     for name in ("tools", "src/treadle/store"):

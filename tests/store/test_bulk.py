@@ -99,11 +99,11 @@ def test_bulk_does_each_kind_of_write(store):
 
 def test_each_target_is_updated_once_per_chunk(heard):
     database, listener = heard
-    store = Store(database, MODELS, limits=Limits(bulk_chunk=250))
+    store = Store(database, MODELS, limits=Limits(bulk_chunk=60))
     store.setup()
     parents = store.insert_many([Parent() for _ in range(10)])
     children = store.insert_many(
-        [Child(parent_id=parents[n % 10].id, number=n, weight=n) for n in range(500)]
+        [Child(parent_id=parents[n % 10].id, number=n, weight=n) for n in range(120)]
     )
     chance = random.Random(5)
     operations = []
@@ -122,7 +122,7 @@ def test_each_target_is_updated_once_per_chunk(heard):
         operations.append(Insert(Child(parent_id=to, number=1000 + n)))
     listener.clear()
     done = store.bulk(operations)
-    assert 1000 == done.inserted + done.updated + done.deleted
+    assert 240 == done.inserted + done.updated + done.deleted
     assert 4 == listener.names.count("commitTransaction")
     updated: dict[object, int] = {}
     for name, command in listener.commands:

@@ -1,4 +1,4 @@
-"""transaction(): which calls belong to the block, and which do not."""
+"""transaction() and with_transaction(): which calls belong to the transaction, and which do not."""
 
 from __future__ import annotations
 
@@ -136,10 +136,83 @@ def test_a_block_inside_another_is_a_transaction_of_its_own(store):
         with store.transaction():
             assert 0 == store.count(Customer)
             store.insert(Customer(name="Eve"))
-            store.insert(Customer(name="Bob"), session=outer)
+        store.insert(Customer(name="Bob"), session=outer)
         assert ["Ada", "Bob"] == [each.name for each in store.find(Customer)]
         raise Stop
     assert ["Eve"] == [each.name for each in store.find(Customer)]
+
+
+def run_in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def in_a_block(store, work):
+    with store.transaction() as session:
+        return work(session)
+
+
+BLOCKS = {
+    "transaction": in_a_block,
+    "with_transaction": Store.with_transaction,
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_a_call_that_forgets_its_session_is_inside(store, block):
+    def work(session):
+        ada = store.insert(Customer(name="Ada"))
+        store.insert(Order(customer_id=ada.id))
+        assert 1 == store.get(Customer, ada.id).order_count == len(store.find(Order).to_list())
+        raise Stop
+
+    with pytest.raises(Stop):
+        block(store, work)
+    assert 0 == store.count(Customer) == store.count(Order)
+
+
+def test_each_attempt_of_with_transaction_is_a_transaction_of_its_own(store):
+    ada = store.insert(Customer(name="Ada"))
+    attempts = []
+
+    def work(session):
+        attempts.append(store.count(Order))
+        if len(attempts) == 1:
+            # Written after this transaction began to read, so its own update of the document conflicts.
+            run_in_a_thread(lambda: store.update(Customer, ada.id, {"$set": {"name": "Eve"}}))
+        store.insert(Order(customer_id=ada.id))
+        return len(attempts)
+
+    assert 2 == store.with_transaction(work)
+    assert [0, 0] == attempts
+    assert ("Eve", 1) == (store.get(Customer, ada.id).name, store.get(Customer, ada.id).order_count)
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_a_session_of_another_transaction_is_refused_inside(store, block):
+    def work(own):
+        with store.database.client.start_session() as session:
+            # One that is in no transaction is as good as ever.
+            store.insert(Customer(name="Eve"), session=session)
+            with session.start_transaction():
+                for call in (
+                    lambda: store.insert(Customer(name="Bob"), session=session),
+                    lambda: store.find(Customer, session=session).to_list(),
+                    lambda: store.get(Customer, 1, session=session),
+                ):
+                    with pytest.raises(UsageError, match="transaction-other"):
+                        call()
+        store.insert(Customer(name="Ada"), session=own)
+
+    block(store, work)
+    assert ["Ada", "Eve"] == sorted(each.name for each in store.find(Customer))
+
+
+def test_the_session_of_an_outer_block_is_refused_in_the_inner_one(store):
+    with store.transaction() as outer, store.transaction(), pytest.raises(UsageError) as raised:
+        store.insert(Customer(name="Ada"), session=outer)
+    assert "transaction-other" == raised.value.code
 
 
 def test_two_stores_have_blocks_of_their_own(store, database):
@@ -161,6 +234,32 @@ def run_async(server, database, body):
             await body(store)
 
     asyncio.run(main())
+
+
+def test_tasks_and_with_transaction(server, database):
+    async def body(store):
+        outside = asyncio.Event(), asyncio.Event()
+
+        async def other():
+            await outside[0].wait()
+            count = await store.count(Customer)
+            outside[1].set()
+            return count
+
+        async def work(session):
+            await store.insert(Customer(name="Ada"))
+            (refused,) = await asyncio.gather(store.insert(Customer(name="Eve")), return_exceptions=True)
+            assert "transaction-elsewhere" == refused.code
+            outside[0].set()
+            await outside[1].wait()
+            raise Stop
+
+        task = asyncio.create_task(other())
+        with pytest.raises(Stop):
+            await store.with_transaction(work)
+        assert 0 == await task == await store.count(Customer)
+
+    run_async(server, database, body)
 
 
 def test_tasks_started_inside_the_block_are_refused(server, database):

@@ -282,19 +282,6 @@ def test_a_deleted_document_is_gone_for_everybody_and_comes_back(store, written)
     assert [] == store.verify()
 
 
-def test_what_changed_meanwhile_is_right_when_it_comes_back(store, written):
-    ann, _, posts = written
-    store.delete(Post, posts[0].id)
-    store.update(Person, ann.id, {"$set": {"name": "Anna"}})
-    assert "Anna" == store.restore(Post, posts[0].id).author.name
-    store.delete(Person, ann.id)
-    store.delete(Post, posts[0].id)
-    assert 3 == store.restore(Person, ann.id).posts
-    store.restore(Post, posts[0].id)
-    assert 4 == store.get(Person, ann.id).posts
-    assert [] == store.verify()
-
-
 def test_delete_many_stamps_and_purge_removes(store, written, database):
     _, blog, posts = written
     assert 4 == store.delete_many(Post, {})
@@ -440,44 +427,6 @@ def test_a_soft_deletion_ends_a_state_and_a_restored_document_begins_one(run):
     store.restore(Page, page.id)
     states = store.history(Page, page.id).to_list()
     assert [(2, True), (1, False)] == [(each.revision, each.valid_to is None) for each in states]
-    assert [] == store.verify()
-
-
-class Shelf(Document, collection="shelves", soft_delete="gone"):
-    label: str = ""
-    count: Annotated[int, Count("Item", by="shelf_id", maintain="stream")] = 0
-    gone: dt.datetime | None = None
-
-
-class ShelfCard(BaseModel):
-    label: str
-
-
-class Item(Document, collection="items", soft_delete="gone"):
-    shelf_id: Id
-    shelf: Annotated[ShelfCard | None, ExtendedReference(Shelf, by="shelf_id", maintain="stream")] = None
-    gone: dt.datetime | None = None
-
-
-def test_the_worker_takes_deleted_documents_for_gone(database):
-    store = Store(database, [Shelf, Item])
-    store.setup()
-    shelf = store.insert(Shelf(label="a"))
-    items = store.insert_many([Item(shelf_id=shelf.id) for _ in range(3)])
-    worker = store.worker()
-    worker.run_until_idle()
-    assert 3 == store.get(Shelf, shelf.id).count
-    store.delete(Item, items[0].id)
-    worker.run_until_idle()
-    assert 2 == store.get(Shelf, shelf.id).count
-    store.delete(Shelf, shelf.id)
-    store.restore(Item, items[0].id)
-    worker.run_until_idle()
-    assert ["a"] * 2 == [store.get(Item, each.id).shelf.label for each in items[1:]]
-    assert 3 == store.restore(Shelf, shelf.id).count
-    store.update(Shelf, shelf.id, {"$set": {"label": "b"}})
-    worker.run_until_idle()
-    assert ["b"] * 3 == [each.shelf.label for each in store.find(Item)]
     assert [] == store.verify()
 
 

@@ -12,6 +12,7 @@ from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests import shop, streamed
+from tests.kit.tiers import IS_FULL
 from tests.upkeep.followed import Sale, Shop, of, settled, without_former_states
 from tests.upkeep.marketplace import wait_for, working
 from treadle import Limits, Store, UsageError
@@ -198,7 +199,7 @@ def test_what_cannot_be_paused_is_refused_by_name(run):
     assert "rule-unknown" == error.value.code
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3 if IS_FULL else 1))
 def test_random_pauses_and_writes_converge(run, database, seed):
     """Raw writers go on while rules are paused and resumed at random; in the end everything is right."""
     store = run.store(streamed.ROLLED, limits=Limits(worker_linger_below=5))

@@ -316,9 +316,9 @@ def test_a_killed_run_is_done_again(server, database):
     store = Store(database, [Sale, DailySales])
     store.setup()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    sales = [raw(n % 40, "1", 2026, 3, 1 + n % 4) for n in range(20_000)]
+    sales = [raw(n % 40, "1", 2026, 3, 1 + n % 4) for n in range(20_000 if IS_FULL else 5_000)]
     database.sales.insert_many(sales)
-    for number in range(6 if IS_FULL else 2):
+    for number in range(6 if IS_FULL else 1):
         command = [sys.executable, "-c", RUNNER, server.uri, database.name]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, env=environment, cwd=Path(__file__).parents[2]

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests import streamed
+from tests.kit.tiers import IS_FULL
 from tests.streamed import KEYS, MODELS, Writer
 from tests.support import shared_standalone
 from tests.upkeep.followed import Sale, Shop, of, settled, without_former_states
@@ -20,7 +21,7 @@ from treadle import Count, DeclarationError, Document, ExtendedReference, Id, Ma
 # -- everything at once ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, 4] if IS_FULL else [3])
 @pytest.mark.parametrize("former_states", [True, False], ids=["former states", "none"])
 def test_raw_writes_of_every_kind_are_followed(run, database, seed, former_states):
     """Inserts, updates, replacements, deletions and moves of sources and targets, by plain PyMongo."""

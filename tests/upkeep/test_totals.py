@@ -226,6 +226,7 @@ def believe_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals, "same", lambda one, other: True)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mutate", "check"),
     [

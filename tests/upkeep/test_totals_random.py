@@ -15,13 +15,14 @@ import pytest
 from bson import Decimal128, Int64
 from pymongo.errors import AutoReconnect, PyMongoError
 
+from tests.kit.tiers import IS_FULL
 from tests.upkeep.followed import leading, without_former_states
 from treadle import Average, Count, Document, Limits, Store, Sum
 from treadle.engine import lease
 from treadle.engine.lease import LeaseLost
 from treadle.plan import IsInside, Outside, Wait
 
-HISTORIES = int(os.environ.get("TREADLE_TOTALS_HISTORIES", "2"))
+HISTORIES = int(os.environ.get("TREADLE_TOTALS_HISTORIES", "2" if IS_FULL else "1"))
 SHOPS = 4
 
 

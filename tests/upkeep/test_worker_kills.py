@@ -171,7 +171,8 @@ def test_a_worker_killed_at_any_command_leaves_no_drift(server, database, shop, 
     writer = streamed.Writer(database, 7, numbers=60)
     what = (processes.catch_up, SHOP, database.name)
     settled(shop, database)
-    for skip in range(60):
+    step = 1 if IS_FULL else 3
+    for skip in range(0, 60, step):
         # The writer may meet what the last one had locked; this one lets go of it.
         process = processes.start(processes.die_before, server.uri, DEADLY, skip, *what)
         writer.write(15)
@@ -182,7 +183,7 @@ def test_a_worker_killed_at_any_command_leaves_no_drift(server, database, shop, 
     else:
         pytest.fail("no worker came to its end")
     assert skip >= 10
-    said.setdefault("kills", []).append(skip)
+    said.setdefault("kills", []).append(skip // step)
     settled(shop, database)
 
 
@@ -243,7 +244,7 @@ def test_another_host_takes_over_when_the_lease_has_run_out(server, database, sh
     settled(shop, database)
 
 
-@pytest.mark.parametrize("clock_seconds", [3600.0, -3600.0])
+@pytest.mark.parametrize("clock_seconds", [pytest.param(3600.0, marks=pytest.mark.all), -3600.0])
 def test_a_wrong_clock_neither_takes_a_lease_nor_holds_it_too_long(server, database, shop, clock_seconds):
     """A client whose clock is an hour off stands by like any other, leads, and is followed."""
     lease = 1.0

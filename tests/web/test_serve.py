@@ -52,7 +52,9 @@ def test_what_cannot_be_served_is_one_sentence(folder):
         assert "pip install 'treadle[web]'" in refused(folder)
 
 
-@pytest.mark.parametrize("app", ["application:store", "application:asynchronous"])
+@pytest.mark.parametrize(
+    "app", [pytest.param("application:store", marks=pytest.mark.all), "application:asynchronous"]
+)
 def test_it_serves_a_store_of_either_kind_and_ends_when_told_to(folder, app, database: Any):
     root = str(Path(__file__).parents[2])
     with start("serve", "--app", app, "--port", "0", folder=folder, PYTHONPATH=root) as process:

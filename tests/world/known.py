@@ -35,7 +35,9 @@ def refusal(world: World) -> str | None:
 
 # Where features meet most: these change which documents there are, and what they say.
 SCOPE = ("kinds", "python_version", "pipeline_version", "soft_delete", "archive", "uncounted", "history")
-SOME_MAX = 150
+SOME_MAX = 130
+# Scheduled runs share their recomputation with `rebuild`, so that `make test` schedules only these.
+SCHEDULED = (*SCOPE, "camel", "hostile", "alternate_key")
 
 
 def world_named(label: str) -> World:
@@ -62,6 +64,8 @@ def worlds(tier: str) -> list[World]:
     singles = [frozenset[str](), *(frozenset([name]) for name in NAMES)]
     found = [World(features, mode) for features in singles for mode in MODES]
     if tier == "some":
+        scheduled = {f"{side}.{name}" for side in SIDES for name in SCHEDULED}
+        found = [world for world in found if world.mode != "schedule" or world.features <= scheduled]
         found += chosen(SOME_MAX - len(found))
     else:
         found += [

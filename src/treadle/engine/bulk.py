@@ -193,6 +193,8 @@ class BulkWrite:
 
     def perform(self) -> Plan[Bulk]:
         """Do them all, chunk by chunk."""
+        works = [part.work for _, part in self.parts if part.work is not None]
+        yield from self.protocol.index_check.require(work.entry for work in works)
         server, inside = (yield from server_facts()), (yield from is_inside())
         # Without transactions a refused operation leaves those before it done: each goes by itself.
         size = self.protocol.graph.limits.bulk_chunk if server.transactions else 1

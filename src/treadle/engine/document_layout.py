@@ -45,7 +45,7 @@ class DocumentLayout(Layout[D]):
     def __init__(self, entry: Entry[D], protocol: WriteProtocol) -> None:
         self.entry = entry
         self.protocol = protocol
-        self.prompt = Prompt(entry)
+        self.prompt = Prompt(entry, protocol.index_check.pending)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -111,14 +111,20 @@ class DocumentLayout(Layout[D]):
     # -- writing -----------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        return crud.insert(self.entry, document) if self.entry.plain else self._insert(document)
+        if self.entry.plain and self.entry not in self.protocol.index_check.pending:
+            return crud.insert(self.entry, document)
+        return self._insert(document)
 
     def _insert(self, document: D) -> Plan[D]:
+        yield from self._require_indexes()
+        if self.entry.plain:
+            return (yield from crud.insert(self.entry, document))
         (stored,) = yield from self.protocol.write(Insert(self.entry, [document]))
         return stored
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
         listed = list(documents)
+        yield from self._require_indexes()
         # A refusal ends a transaction, so that inside of one there is no going on.
         if not ordered and not (yield from is_inside()):
             return (yield from self._insert_past_refused(listed))
@@ -134,6 +140,10 @@ class DocumentLayout(Layout[D]):
         written = [document for work in works for document in work.documents]
         by_document = {id(document): result for document, result in zip(written, stored, strict=True)}
         return [by_document[id(document)] for document in listed]
+
+    def _require_indexes(self) -> Plan[None]:
+        """Refuse a write of this model while a unique index on which it relies is missing."""
+        return self.protocol.index_check.require([self.entry])
 
     def _insert_past_refused(self, documents: list[D]) -> Plan[list[D]]:
         failures: list[Failure] = []
@@ -277,6 +287,7 @@ class DocumentLayout(Layout[D]):
         return self._encoded(self.protocol.write_chunks(DeleteManyDocuments(self.entry, filter)))
 
     def restore(self, identity: Any) -> Plan[D | None]:
+        yield from self._require_indexes()
         rules = self.entry.having(RestoringRule)
         for rule in rules:
             document: D | None = yield from rule.restore(self.protocol, identity)

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pymongo import UpdateOne
-from pymongo.errors import OperationFailure
 
-from treadle.engine.indexes import existing_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, GroupRule, archive_stages, contribution_stages
 from treadle.graph.outcomes import Finding
@@ -27,43 +24,7 @@ from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import readable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
 from treadle.query.keys import KEY, distinct, freeze
-
-
-def require_indexes(unready: list[GroupRule | Entry[Any]]) -> Plan[None]:
-    """Refuse to go on as long as a group, or a name, could get two documents; asked once per Store."""
-    for group in list(unready):
-        if isinstance(group, Entry):
-            for path in group.named_by:
-                if not (yield from _has_index(group, [path], partial=True)):
-                    raise UsageError(
-                        f"{group.model.__name__} has no unique index on {path}, by which others name its "
-                        "documents; run setup() first",
-                        code="reference-index-missing",
-                    )
-        elif not (yield from _has_index(group.target, group.key.targets)):
-            raise UsageError(
-                f"{group.target.model.__name__} has no unique index on {', '.join(group.key.targets)}, "
-                "without which two writers could make two documents of one group; run setup() first",
-                code="rollup-index-missing",
-            )
-    unready.clear()
-
-
-def _has_index(entry: Entry[Any], paths: Sequence[str], *, partial: bool = False) -> Plan[bool]:
-    """Whether a unique index holds the documents of a model; one that is `partial` will do, if asked."""
-    try:
-        indexes = yield from existing_indexes(entry.collection)
-    except OperationFailure as error:
-        if error.code != NAMESPACE_NOT_FOUND:
-            raise
-        return False
-    keys, options = set(paths), ("partialFilterExpression", "sparse")
-    return any(
-        index.get("unique") and set(index["key"]) == keys and (partial or not any(map(index.get, options)))
-        for index in indexes
-    )
 
 
 def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:

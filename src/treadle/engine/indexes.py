@@ -280,7 +280,7 @@ def compare_indexes(
     by_name = {index["name"]: index for index in present}
     for index in declared_indexes(entry) if expected is None else expected:
         document = index.document
-        same = next((each for each in present if _same(each, document)), None)
+        same = next((each for each in present if is_same(each, document)), None)
         if same is None:
             clashing = (each for each in present if _clashes(each, document))
             other = by_name.get(document["name"]) or next(clashing, None)
@@ -292,6 +292,28 @@ def compare_indexes(
                 raise _conflict(entry, document, same)
             changed.append({"name": same["name"], "expireAfterSeconds": document["expireAfterSeconds"]})
     return missing, changed
+
+
+def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> list[IndexModel]:
+    """The indexes that the patterns need on a collection, as far as no other serves."""
+    declared = [index.document for index in declared_indexes(entry)]
+    serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
+    needed = [
+        index
+        for rule in graph.rules
+        for source, index in rule.indexes()
+        if source.collection == entry.collection
+    ]
+    # The longest first: an index also serves whatever its beginning serves.
+    needed.sort(key=lambda index: -len(key_pairs(index.document)))
+    missing = []
+    for index in needed:
+        keys = key_pairs(index.document)
+        essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
+        if not any(each[: len(essential)] == essential for each in serving):
+            missing.append(index)
+            serving.append(keys)
+    return missing
 
 
 def serves_all(document: Mapping[str, Any]) -> bool:
@@ -308,7 +330,8 @@ def key_pairs(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return keys
 
 
-def _same(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+def is_same(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Whether an existing index is the declared one."""
     if key_pairs(present) != key_pairs(expected):
         return False
     for option in _COMPARED:

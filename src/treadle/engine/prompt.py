@@ -8,6 +8,7 @@ the same for whatever takes more than that.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Generic, TypeVar
 
 from treadle.engine import crud
@@ -22,8 +23,10 @@ D = TypeVar("D", bound=Document)
 class Prompt(Generic[D]):
     """The calls on one model that may be one command each."""
 
-    def __init__(self, entry: Entry[D]) -> None:
+    def __init__(self, entry: Entry[D], pending: Container[Entry[Any]]) -> None:
         self.entry = entry
+        # The models whose next write looks for unique indexes first.
+        self._pending = pending
         self._name = entry.model.__name__
         self._reads = entry.everything.archive is None and not entry.versions.needs_server
         self._inserts = entry.plain
@@ -41,7 +44,7 @@ class Prompt(Generic[D]):
 
     def insert(self, document: D) -> Call | None:
         """What stores a document that a later read will show as it is."""
-        if not self._inserts:
+        if not self._inserts or self.entry in self._pending:
             return None
         altered: list[Any] = []
         raw = crud.dump(self.entry, document, altered)

@@ -12,7 +12,6 @@ before the next one.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import intents
 from treadle.engine.commit import Commit
-from treadle.engine.groups import require_indexes
+from treadle.engine.index_check import IndexCheck
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
 from treadle.engine.work import Busy, ChunkedWork, Failed, NotAlone, Work, as_they_are_now
@@ -30,7 +29,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import around
 from treadle.model.logs import logger
-from treadle.plan import Plan, find, is_inside, outside, server_facts, share
+from treadle.plan import Plan, find, is_inside, server_facts, share
 from treadle.plan.server_errors import is_bug, surely_not_committed
 
 # How often a write lets something larger finish first.
@@ -46,6 +45,7 @@ class WriteProtocol:
 
     def __init__(self, graph: Graph, owner: Callable[[], str], is_dead: Callable[[str], bool]) -> None:
         self.graph = graph
+        self.index_check = IndexCheck(graph)
         self._owner = owner
         self._is_dead = is_dead
         self._commit: Commit | None = None
@@ -56,6 +56,7 @@ class WriteProtocol:
 
     def write(self, work: Work[R], *, combine: bool = True) -> Plan[R]:
         """Perform a write with all that follows from it."""
+        yield from self._require_indexes(work)
         try:
             if work.entry.plain and work.alone:
                 return work.result((yield from work.direct()))
@@ -64,6 +65,11 @@ class WriteProtocol:
             if isinstance(work, ChunkedWork) and not (yield from is_inside()):
                 raise
             return (yield from self._patiently(work, combine))
+
+    def _require_indexes(self, work: Work[Any]) -> Plan[None]:
+        """Refuse a write that relies on a missing unique index, before anything is sent."""
+        if self.index_check.pending:
+            yield from self.index_check.require(part.entry for part in work.parts)
 
     def _patiently(self, work: Work[R], combine: bool) -> Plan[R]:
         """The same for a work that may meet something larger, which is then finished first."""
@@ -96,9 +102,6 @@ class WriteProtocol:
             # What still cannot be finished is left to the next write.
             with contextlib.suppress(PyMongoError):
                 yield from self.recover()
-        for part in work.parts:
-            if part.entry.unready:
-                yield from outside(functools.partial(require_indexes, part.entry.unready))
         if work.alone:
             outcome = yield from work.direct()
         else:
@@ -133,6 +136,7 @@ class WriteProtocol:
 
     def write_chunks(self, work: ChunkedWork) -> Plan[int]:
         """Perform a bulk write, one commit per chunk of documents."""
+        yield from self._require_indexes(work)
         if work.together or (yield from is_inside()):
             return (yield from self.write(work))
         if work.alone:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import Place, Rule
 from treadle.plan import Plan, Raw
+from treadle.query.expression_names import require_known_names
 from treadle.query.keys import may_be_id
 from treadle.query.paths import Step, field_references, value_at
 
@@ -126,6 +127,7 @@ class FormulaRule(Rule):
                 code="maintained-in-array",
             )
         require_optional(place)
+        require_known_names(expression, place.entry.codec, place.label)
         self.expression = expression
 
     def watches(self) -> Mapping[str, set[str] | None]:

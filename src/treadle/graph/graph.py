@@ -149,7 +149,18 @@ class Graph:
                 f"{entry.collection!r}; give each its own",
                 code="collection-shared",
             )
+        self._refuse_shared_name(model)
         self.entries[model] = entry
+
+    def _refuse_shared_name(self, model: type[Document]) -> None:
+        """Refuse a second model of one class name: declarations may name their source by it."""
+        for other in self.entries:
+            if other.__name__ == model.__name__:
+                places = " and ".join(f"{each.__module__}.{each.__qualname__}" for each in (other, model))
+                raise DeclarationError(
+                    f"two models of this Store are named {model.__name__!r}: {places}; rename one",
+                    code="model-name-shared",
+                )
 
     def entry(self, model: type[D]) -> Entry[D]:
         """The entry of a model that was given to the Store."""
@@ -429,12 +440,6 @@ class Graph:
                 pending.extend(rule.target for rule in target.feeds)
         named = [rule for each in entry.related for rule in each.having(GatherRule) if rule.to is not None]
         entry.loops = entry.collection in reached or bool(named)
-        groups = [other.group for other in self.entries.values() if other.collection in reached]
-        entry.unready = [group for group in groups if group is not None and not group.key.identity]
-        # Whoever names documents by a field, and whoever is named by one, relies on its unique index.
-        others = [rule.source for rule in entry.having(CopyRule)]
-        others += [rule.target for rule in entry.feeding(GatherRule, None)]
-        entry.unready += list(dict.fromkeys(each for each in [entry, *others] if each.named_by))
 
 
 def _require_carrier(rule: Rule) -> None:

@@ -420,8 +420,6 @@ class Entry(Generic[D]):
         self.deletion_path: str | None = None
         # How a stored document becomes a current one; all models of a collection share it.
         self.versions: VersionChain
-        # The groups whose documents a write of this model may make, as long as nobody saw their indexes.
-        self.unready: list[Any] = []
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.

@@ -27,6 +27,7 @@ from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
 from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.shape import Shape
+from treadle.query.expression_names import require_known_names
 from treadle.query.filters import clean
 from treadle.query.keys import ReferenceKey
 from treadle.query.paths import ARRAYS, Path, field_references, getter, inside, resolve, values_at
@@ -206,6 +207,7 @@ def _operand(place: Place, origin: Origin, field: Any, *, several: bool) -> _Ope
     label = f"{model}.{field}"
     if isinstance(field, Mapping):
         expression = clean(dict(field))
+        require_known_names(expression, origin.source.codec, place.label)
         references = field_references(expression)
         reads = None if references is None else frozenset(references)
         return _Operand(Operand(expression, None, reads, label=label), None)

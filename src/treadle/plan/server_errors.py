@@ -92,9 +92,11 @@ SERVER_WIDE = (
 # Our own errors that every document of a call would meet.
 _BUSY = frozenset({"bucket-contended", "job-running", "job-stopped", "lease-busy", "migration-running"})
 _MISSING = frozenset({"capability-missing", "pipeline-updates-missing", "streams-unavailable"})
-_TRANSACTIONS = frozenset({"transaction-elsewhere", "transactions-needed", "transactions-unavailable"})
+_TRANSACTIONS = frozenset(
+    {"transaction-elsewhere", "transaction-other", "transactions-needed", "transactions-unavailable"}
+)
 _RETRIES = frozenset({"deadline-passed", "write-contended", "write-outcome-unknown"})
-_SETUP = frozenset({"overflow-layout", "rollup-index-missing", "server-too-old"})
+_SETUP = frozenset({"index-missing", "overflow-layout", "server-too-old"})
 ABOUT_THE_WHOLE = _BUSY | _MISSING | _TRANSACTIONS | _RETRIES | _SETUP
 # What BSON, Pydantic and arithmetic raise because of a value. Any other error that is neither ours nor
 # the driver's is a bug: a `TypeError` or `KeyError` must not look like a bad document. What a user's own

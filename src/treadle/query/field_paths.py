@@ -167,19 +167,19 @@ class FieldPaths(dict[str, FieldPath]):
         """Return why a path may not be updated, if its name alone says so."""
         head, *rest = path.split(".")
         if head == RESERVED:
-            return Refusal("which is Treadle's own and cannot be updated", "field-maintained")
+            return Refusal("which is Treadle's own and cannot be updated", code="field-maintained")
         if head in self.codec.owned:
             return Refusal(
                 f"which says of which kind or version a {self.model} is and cannot be updated; use "
                 "change_kind() for the kind, migrate() for the version",
-                "field-maintained",
+                code="field-maintained",
             )
         names = [head, *(part for part in rest if not _POSITION.fullmatch(part))]
         if all(name and not name.startswith("$") and "\0" not in name for name in names):
             return None
         return Refusal(
             "which is not the path of a field: names are not empty and do not begin with '$'",
-            "update-invalid",
+            code="update-invalid",
         )
 
     def _maintenance(self, short: str) -> Refusal | None:
@@ -189,7 +189,7 @@ class FieldPaths(dict[str, FieldPath]):
                 return Refusal(
                     f"which cannot be updated, because Treadle maintains {self.model}.{maintained}"
                     f"{rule.advice(maintained)}",
-                    "field-maintained",
+                    code="field-maintained",
                 )
         return None
 
@@ -307,19 +307,19 @@ def _unknown(codec: Codec[Any], missing: Sequence[_MissingField]) -> Refusal:
     model, name = first.codec.model.__name__, first.name
     if first.shape is not None:
         reason = f"but there is nothing in a {first.shape.name}; name the field itself"
-        return Refusal(f"{reason} (Unchecked({{…}}) lets it through)", "field-unknown", is_final=False)
+        return Refusal(f"{reason} (Unchecked({{…}}) lets it through)", code="field-unknown", is_final=False)
     declared = first.codec.by_name.get(name)
     if declared is not None:
         return Refusal(
             f"but {model}.{name} is stored as {declared.stored!r}; filters, updates and sorts use stored "
             "names",
-            "python-name",
+            code="python-name",
             is_final=first.codec is codec,
         )
     known = {field for each in missing for field in each.codec.by_stored} | set(codec.owned)
     return Refusal(
         f"but {model} has no field that is stored as {name!r}; {suggestion(name, sorted(known))} "
         "(Unchecked({…}) lets it through)",
-        "field-unknown",
+        code="field-unknown",
         is_final=False,
     )

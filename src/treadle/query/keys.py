@@ -160,13 +160,13 @@ class Key(NamedTuple):
     def _in_arrays(self, document: Raw) -> list[Any]:
         """Return what `_array_expression` gives, step by step the same."""
         done, *inner = self.arrays
-        elements = _elements_of(_navigate(document, done))
+        elements = _elements_of(navigate(document, done))
         for array in inner:
             parents = [each for each in elements if not isinstance(each, list)]
-            elements = _flattened([_navigate(each, array[len(done) + 1 :]) for each in parents])
+            elements = _flattened([navigate(each, array[len(done) + 1 :]) for each in parents])
             done = array
         rest = self.path[len(done) + 1 :]
-        return [_navigate(each, rest) for each in elements] if rest else elements
+        return [navigate(each, rest) for each in elements] if rest else elements
 
     def slots(self, document: Raw, path: str) -> Iterator[Slot]:
         """Yield where the values at `path` are stored in a target, once per element, each with its key.
@@ -249,11 +249,27 @@ def _is_key(value: Any) -> bool:
     return value is not None and not isinstance(value, list)
 
 
-def _navigate(value: Any, path: str) -> Any:
+def unwind(document: Raw, arrays: Sequence[str]) -> list[Raw]:
+    """Return what `$unwind` gives: one document per element, which takes the place of its array."""
+    documents = [document]
+    for array in arrays:
+        documents = [each for whole in documents for each in _unwind(whole, array.split("."))]
+    return documents
+
+
+def _unwind(value: Any, names: Sequence[str]) -> Iterator[Any]:
+    if not names:
+        yield from [] if value is None else _elements_of(value)
+    elif isinstance(value, dict) and names[0] in value:
+        for inner in _unwind(value[names[0]], names[1:]):
+            yield {**value, names[0]: inner}
+
+
+def navigate(value: Any, path: str) -> Any:
     """Return what the server reads at a path: of an array the values in its objects, as an array."""
     outer, _, last = path.rpartition(".")
     if last == REFERRED:
-        return value_at(_navigate(value, outer) if outer else value, last)
+        return value_at(navigate(value, outer) if outer else value, last)
     for name in path.split("."):
         if isinstance(value, list):
             value = [each[name] for each in value if isinstance(each, dict) and name in each]
@@ -331,6 +347,10 @@ class ReferenceKey(RuleKey):
         super().__init__(key, [by.stored], by.stored)
         self.by = by
         self.array_depth = by.array_depth
+
+    def one(self, raw: Raw) -> Any:
+        key = value_at(raw, self.by.stored)
+        return key if _is_key(key) else None
 
     def several(self, raw: Raw) -> list[Any]:
         """Return the distinct keys of a source that holds them in an array."""

@@ -313,23 +313,15 @@ class AsyncRunner:
         """Run the plan that `make` makes in a transaction, or in the one under way."""
         if session is not None and session.in_transaction:
             return await self.run(make(), session)
-        return await self._committed(lambda current: self.run(make(), current), session)
+        return await self.in_transaction(lambda current: self.run(make(), current), session)
 
-    async def in_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
-        """What a caller's `work` returns, committed; run again after a conflict or an election."""
-
-        async def attempt(current: AsyncClientSession) -> R:
-            self.transactions.begin(current)
-            result = await work(current)
-            self.transactions.require_open(current)
-            return result
-
-        return await self._committed(attempt, None)
-
-    async def _committed(self, work: Callable[[AsyncClientSession], Awaitable[R]], session: Session) -> R:
+    async def in_transaction(
+        self, work: Callable[[AsyncClientSession], Awaitable[R]], session: Session = None
+    ) -> R:
+        """Commit `work` in a transaction and return its result; repeat it after a conflict or an election."""
         if session is None:
             async with self.database.client.start_session() as own:
-                return await self._committed(work, own)
+                return await self.in_transaction(work, own)
 
         async def attempt(current: AsyncClientSession) -> R:
             # Before each attempt: what was given up meanwhile may be what this one waits for.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,7 +148,8 @@ class AsyncStore(AsyncOperations):
         `validation="keep"` changes no validator of a collection that is there.
         """
         done = await self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
-        self._unready = self._unready and dry_run
+        if not dry_run:
+            self.protocol.index_check.clear()
         return done
 
     async def index_ready(self) -> list[Action]:
@@ -359,26 +360,39 @@ class AsyncStore(AsyncOperations):
         await self._require_transactions("transaction()")
         async with self.runner.database.client.start_session() as session:
             await session.start_transaction(**shell.TRANSACTION_OPTIONS)
-            self.runner.transactions.begin(session)
             try:
-                with joining(self, session):
+                with self._block(session):
                     yield session
-                self.runner.transactions.require_open(session)
+                if session.in_transaction:
+                    await commit(session, Retries(self.runner.lock_seconds))
             except BaseException as error:
                 await abort(session, error)
                 await self.runner.let_go(session, error)
                 raise
-            if session.in_transaction:
-                try:
-                    await commit(session, Retries(self.runner.lock_seconds))
-                except BaseException as error:
-                    await self.runner.let_go(session, error)
-                    raise
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
-        """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        """Run `work(session)` in a transaction, again after a conflict, and return its result.
+
+        The calls inside belong to the transaction, as in a `transaction()` block.
+        """
         await self._require_transactions("with_transaction()")
-        return await self.runner.in_transaction(work)
+
+        async def attempt(session: AsyncClientSession) -> R:
+            with self._block(session):
+                return await work(session)
+
+        return await self.runner.in_transaction(attempt)
+
+    @contextmanager
+    def _block(self, session: AsyncClientSession) -> Generator[None]:
+        """Let the calls inside belong to a session's transaction.
+
+        Raises at the end if nothing of it can be committed.
+        """
+        self.runner.transactions.begin(session)
+        with joining(self, session):
+            yield
+        self.runner.transactions.require_open(session)
 
     def collection(self, model: type[Document]) -> AsyncCollection[Raw]:
         """PyMongo's own collection of a model, with aware dates and majority writes."""

@@ -1,4 +1,4 @@
-"""The transaction that a `transaction()` block has open, and which calls belong to it.
+"""The transaction that a `transaction()` block or `with_transaction` has open, and which calls belong to it.
 
 It is kept in a context variable. Tasks and threads that are started inside
 the block may inherit that, but are not the one that opened it: their calls
@@ -49,22 +49,37 @@ def nobody() -> bool:
 
 
 def current(store: Any) -> Any:
-    """The session of the block that this call stands in; None outside of one."""
-    opened = _OPEN.get()
-    if not opened:
+    """The session of the transaction block around this call; None outside of one."""
+    block = _innermost(store) if _OPEN.get() else None
+    if block is None:
         return None
-    # The innermost block: one inside another is a transaction of its own.
-    for each in reversed(opened):
-        if each.store is store and each.session.in_transaction:
-            if each.holder is _holder():
-                return each.session
-            raise UsageError(
-                "this call comes from a task or thread that was started inside a transaction() block, and "
-                "only the one that opened the block can write in it; await the calls one after another "
-                "(not by gather or wait_for), or start the task outside of the block",
-                code="transaction-elsewhere",
-            )
-    return None
+    if block.holder is _holder():
+        return block.session
+    raise UsageError(
+        "this call comes from a task or thread that was started inside a transaction block, and "
+        "only the one that opened the block can write in it; await the calls one after another "
+        "(not by gather or wait_for), or start the task outside of the block",
+        code="transaction-elsewhere",
+    )
+
+
+def refuse_other(store: Any, session: Any) -> None:
+    """Refuse a caller's session that is in another transaction than the block around this call."""
+    block = _innermost(store)
+    if block is None or session is block.session or not session.in_transaction:
+        return
+    if block.holder is _holder():
+        raise UsageError(
+            "this call is inside a transaction block, and its session= is in another transaction; leave "
+            "session= out, or make the call outside of the block",
+            code="transaction-other",
+        )
+
+
+def _innermost(store: Any) -> Joined | None:
+    """The innermost open block of a Store; one inside another is a transaction of its own."""
+    blocks = (each for each in reversed(_OPEN.get()) if each.store is store and each.session.in_transaction)
+    return next(blocks, None)
 
 
 @contextmanager

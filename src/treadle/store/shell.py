@@ -7,9 +7,8 @@ import functools
 import math
 import os
 import socket
-import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
@@ -24,7 +23,6 @@ from treadle import upkeep
 from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
-from treadle.graph.outcomes import Action
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import Capabilities
@@ -183,23 +181,6 @@ def noting(invalid: Any) -> list[DataError] | None:
     if invalid not in ("raise", "skip"):
         raise UsageError(f"invalid={invalid!r}; it takes 'raise' or 'skip'", code="filter-invalid")
     return [] if invalid == "skip" else None
-
-
-class NotSetUp(UserWarning):
-    """A Store writes to a database in which `setup()` has not made all indexes."""
-
-
-def warn_unready(actions: Sequence[Action], further: int = 0) -> None:
-    """Say what `setup()` would still have to make, where an index is missing; to the line of the caller."""
-    if any(action.what == "create index" for action in actions):
-        listed = "; ".join(map(str, actions[:ACTIONS_SHOWN_MAX]))
-        more = f"; and {len(actions) - ACTIONS_SHOWN_MAX} more" if len(actions) > ACTIONS_SHOWN_MAX else ""
-        warnings.warn(
-            f"this Store writes before setup() was run; without it duplicates of unique fields are stored. "
-            f"It would still {listed}{more} (index_ready() lists it)",
-            NotSetUp,
-            stacklevel=4 + further,
-        )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from typing import Any
 
 from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
-from treadle.engine.groups import differing, keys_found, require_indexes
+from treadle.engine.groups import differing, keys_found
+from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.pages import go_through
 from treadle.engine.recompute import Recomputation
 from treadle.errors import UsageError
@@ -198,7 +199,7 @@ def mend(
     """
     without = frozenset[Rule]() if only is None else frozenset(entry.rules) - only
     if keys and entry.group is not None:
-        yield from require_indexes([] if entry.group.key.identity else [entry.group])
+        yield from require_unique_indexes(entry)
     changed: list[Any] = []
     for some in chunks(keys, _page(entry)):
         if before is not None:

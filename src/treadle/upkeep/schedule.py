@@ -21,7 +21,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.groups import require_indexes
+from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.lease import Lease, LeaseLost
 from treadle.engine.older import has_older
 from treadle.engine.pages import go_through
@@ -217,8 +217,7 @@ class Scheduler:
     def _roll_up(self, job: Job, row: Raw, now: dt.datetime) -> Plan[tuple[Ran, Raw]]:
         """Compute the groups that closed since the last run, and those that changed since."""
         entry, group = job.entry, job.entry.group
-        if not group.key.identity:
-            yield from require_indexes([group])
+        yield from require_unique_indexes(entry)
         bounds = yield from bounds_at(group, now)
         known: Bounds | None = row.get("bounds")
         declared = entry.once(("declared", job.name), lambda: _declared(job))

@@ -16,13 +16,10 @@ from pymongo import IndexModel
 from treadle.engine.indexes import (
     change_validator,
     compare_indexes,
-    declared_indexes,
-    describe_index,
     existing_collections,
     existing_indexes,
-    key_pairs,
+    maintenance_indexes,
     require_collection,
-    serves_all,
     set_up_collection,
     set_up_indexes,
 )
@@ -71,25 +68,6 @@ def setup(graph: Graph, dry_run: bool = False, validation: Enforcement = None) -
         log.warning("%s", zones.describe(zone, day))
     plan = _setup(graph, server, validation)
     return (yield from list_writes(plan, [], server)) if dry_run else (yield from plan)
-
-
-def missing_indexes(graph: Graph) -> Plan[list[Action]]:
-    """The collections and indexes that `setup()` would make, by a few quick reads."""
-    existing, actions = (yield from existing_collections()), list[Action]()
-    for entry in graph.by_collection.values():
-        if entry.layout is not None:
-            continue
-        present = list[Raw]()
-        if entry.collection in existing:
-            present = yield from existing_indexes(entry.collection)
-        else:
-            actions.append(Action("create collection", entry.collection))
-        missing, _ = compare_indexes(entry, present)
-        missing += maintenance_indexes(graph, entry, present)
-        actions += [
-            Action("create index", entry.collection, describe_index(index.document)) for index in missing
-        ]
-    return actions
 
 
 def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[list[Action]]:
@@ -169,25 +147,3 @@ def _begins_with_warnings(entry: Entry[Any], now: Raw, options: Raw) -> Plan[boo
     if now["validator"]:
         return now["validationAction"] == "warn" and (yield from fingerprints.warns(entry.collection))
     return (yield from find_one(entry.collection, {}, {"_id": 1})) is not None
-
-
-def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> list[IndexModel]:
-    """The indexes that the patterns need on a collection, as far as no other serves."""
-    declared = [index.document for index in declared_indexes(entry)]
-    serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
-    needed = [
-        index
-        for rule in graph.rules
-        for source, index in rule.indexes()
-        if source.collection == entry.collection
-    ]
-    # The longest first: an index also serves whatever its beginning serves.
-    needed.sort(key=lambda index: -len(key_pairs(index.document)))
-    missing = []
-    for index in needed:
-        keys = key_pairs(index.document)
-        essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
-        if not any(each[: len(essential)] == essential for each in serving):
-            missing.append(index)
-            serving.append(keys)
-    return missing

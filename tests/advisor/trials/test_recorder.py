@@ -178,7 +178,14 @@ def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path, no
     assert not list(notes.glob("*"))
 
 
-@pytest.mark.parametrize("verb", ["scan", "doctor", "record", "record in Python"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "scan",
+        *(pytest.param(each, marks=pytest.mark.all) for each in ("doctor", "record")),
+        "record in Python",
+    ],
+)
 def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, database, tmp_path, notes):
     database["orders"].insert_one({"_id": 0})
     state = str(notes.parents[1])

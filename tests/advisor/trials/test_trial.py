@@ -169,6 +169,7 @@ def test_findings_are_tried_on_a_copy(database, shop, caplog):
     assert trial == report_from_json(json.loads(text))
 
 
+@pytest.mark.all
 def test_the_verb_prints_json(uri, database, shop, tmp_path, capsys):
     only = ["--only", "computed@reviews.product_id", "--only", "no-validation"]
     result = run_verb("trial", uri, "--workload", str(shop), *only, "--json")

@@ -140,14 +140,14 @@ def test_sixteen_threads_on_one_counter(database, field):
 
     def count() -> None:
         counter = store.counter(Product, field)
-        for turn in range(300 if field == "views" else 20):
+        for turn in range(60 if field == "views" else 20):
             counter.add(1 + turn % 2)
             if turn % 7 == 0:
                 counter.flush()
 
     race(*[count] * THREADS)
     store.counter(Product, field).flush()
-    each = THREADS * (150 if field == "views" else 10)
+    each = THREADS * (30 if field == "views" else 10)
     assert [each, each] == [stored(database, field, key) for key in (1, 2)]
     assert {} == store.counter(Product, field).pending()
 

@@ -114,7 +114,7 @@ def _count_in_child(uri: str, name: str) -> None:
     # No flush: the end of the process does it.
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.all)])
 def test_at_the_end_of_a_process_the_others_are_counted(server, database, method):
     with Store(database, models=[Page]) as store:
         store.setup()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from treadle import DataError, Document, TimeSeries, UsageError
+from treadle import DataError, Document, Limits, TimeSeries, UsageError
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 
@@ -155,20 +155,20 @@ def test_single_documents_are_adopted_once_even_after_a_crash(run, database, cap
         ts: datetime
         value: int
 
-    store = run.store([Moved])
+    store = run.store([Moved], limits=Limits(verify_page=200))
     store.setup()
-    single = [{"_id": number, "a": "s", "ts": at(number), "value": number} for number in range(2500)]
+    single = [{"_id": number, "a": "s", "ts": at(number), "value": number} for number in range(600)]
     for each in single:
         del each["_id"]
     database.single.insert_many(single)
     database.single.insert_one({"a": "s", "value": "no time"})
     # A crash came after the copy and before the deletion.
-    database.moved.insert_many(single[:700])
-    assert 2501 == len(store.verify())
+    database.moved.insert_many(single[:200])
+    assert 601 == len(store.verify())
     seen: list[Any] = []
-    assert 2500 == store.rebuild(Moved, progress=seen.append)
+    assert 600 == store.rebuild(Moved, progress=seen.append)
     assert "is not adopted: it has no date in 'ts'" in caplog.text
-    assert (2500, 1) == (store.count(Moved), database.single.count_documents({}))
-    assert 2500 == seen[-1].done
+    assert (600, 1) == (store.count(Moved), database.single.count_documents({}))
+    assert 600 == seen[-1].done
     assert single[3]["_id"] == store.get(Moved, single[3]["_id"]).id
     assert 0 == store.rebuild()

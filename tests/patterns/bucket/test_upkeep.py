@@ -363,7 +363,9 @@ ACTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("options", [{}, {"span": None}, {"unique": "ts"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"span": None}, marks=pytest.mark.all), {"unique": "ts"}], ids=str
+)
 @pytest.mark.parametrize("act", list(ACTS))
 def test_a_lost_reply_stores_nothing_twice(act, options, fault_sweep, record_points):
     """The command was done and its client never heard of it; the driver asks again, and nothing is done twice."""

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.tiers import IS_FULL
 from tests.patterns.history.models import SMALL, Policy, disorder
 from treadle import Document, Store
 
 # Few by default; TREADLE_STEPS=all plays as many as a release should have seen.
-STEPS = 5_000 if os.environ.get("TREADLE_STEPS") == "all" else 250
+STEPS = 5_000 if os.environ.get("TREADLE_STEPS") == "all" else 250 if IS_FULL else 100
 KEYS = range(4)
 
 

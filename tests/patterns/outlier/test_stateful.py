@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from tests.kit.tiers import IS_FULL
 from tests.members import MODELS, Unique, UniqueRows, items, wrong
 
-EXAMPLES = 5
+EXAMPLES = 5 if IS_FULL else 2
 STEPS = 20
 MEMBERS = st.integers(0, 30)
 

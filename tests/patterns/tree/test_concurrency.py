@@ -19,6 +19,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
+from tests.kit.tiers import IS_FULL
 from tests.patterns.tree import forest
 from tests.patterns.tree.forest import (
     FOUR,
@@ -209,7 +210,9 @@ PAIRS = [
 @pytest.mark.parametrize("model", FOUR, ids=lambda model: model.__name__)
 def test_two_writes_in_any_order_leave_a_tree(client, database, model, pair):
     short = pair in (insert_and_remove, insert_and_delete)
-    outcomes = permute(client, database, model, pair, stride=2 if short else 4)
+    outcomes = permute(
+        client, database, model, pair, stride=(2 if short else 4) if IS_FULL else (3 if short else 6)
+    )
     assert len(outcomes) > 4
     assert [] == [findings for findings, _ in outcomes if findings]
     if pair is moves_into_each_other:

@@ -11,6 +11,7 @@ from pymongo import MongoClient
 
 from tests.kit.fault_sweep import Stores, Write
 from tests.kit.faults import LOST_REPLIES_OF_WRITES
+from tests.kit.tiers import IS_FULL
 from tests.patterns.tree.forest import (
     FOUR,
     SMALL,
@@ -434,7 +435,7 @@ def write_of(stores: Stores, model: type[Document], scenario: str) -> Write:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("model", "scenario"), CASES)
+@pytest.mark.parametrize(("model", "scenario"), CASES if IS_FULL else CASES[::2])
 def test_kill_9_at_any_point_and_recovery_ends_it(fault_sweep, model, scenario, record_points):
     """Afterwards the tree is as before the write or as after it; nothing is in between or pending."""
     stores = fault_sweep.stores("trees", [MODELS[model]], SMALL)
@@ -443,7 +444,9 @@ def test_kill_9_at_any_point_and_recovery_ends_it(fault_sweep, model, scenario, 
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("scenario", ["move", "subtree", "insert", "delete"])
+@pytest.mark.parametrize(
+    "scenario", ["move", pytest.param("subtree", marks=pytest.mark.all), "insert", "delete"]
+)
 @pytest.mark.parametrize(
     "model", [Array, pytest.param(Listed, marks=pytest.mark.all)], ids=lambda model: model.__name__
 )

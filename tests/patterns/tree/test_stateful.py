@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.kit.tiers import IS_FULL
 from tests.patterns.tree import forest
 from tests.patterns.tree.forest import ALL, Listed, Oracle, Pathed, PathedUp, Turning, key, make
-from treadle import DataError, Document, Store, UsageError
+from treadle import DataError, Document, UsageError
 
 WIDE = os.environ.get("TREADLE_HYPOTHESIS") == "wide"
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("TREADLE_SHRINK") else [Phase.generate]
@@ -288,8 +289,7 @@ def test_any_history_leaves_the_tree_of_the_oracle(model, run, database):
     bound = type(
         f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(stores, database)}
     )
-    # The asyncio shell differs in its thin part only.
-    examples = 5 if isinstance(stores[2], Store) else 2
+    examples = 5 if IS_FULL else 1
     run_state_machine_as_test(
         bound,
         settings=settings(

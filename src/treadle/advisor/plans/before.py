@@ -15,13 +15,12 @@ from pymongo.database import Database
 from pymongo.errors import DuplicateKeyError
 
 from treadle.advisor.plans.folder import ChangePlan
-from treadle.engine.indexes import compare_indexes
+from treadle.engine.indexes import compare_indexes, maintenance_indexes
 from treadle.errors import UsageError
 from treadle.graph.pattern import Entry
 from treadle.store.blocking.store import Store
 from treadle.upkeep import position
 from treadle.upkeep.position import signature
-from treadle.upkeep.set_up import maintenance_indexes
 
 PLANS = "treadle.plans"
 STREAMS = position.COLLECTION

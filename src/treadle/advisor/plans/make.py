@@ -18,12 +18,11 @@ from treadle.advisor.plans.models import Combined, combine, load_models
 from treadle.advisor.report import Report
 from treadle.advisor.trials.results import TrialReport
 from treadle.advisor.wording import names
-from treadle.engine.indexes import compare_indexes
+from treadle.engine.indexes import compare_indexes, maintenance_indexes
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.upkeep.rebuild import in_order
-from treadle.upkeep.set_up import maintenance_indexes
 
 # Where a trial does not say how long the change takes.
 DOCUMENTS_PER_SECOND = 2_000

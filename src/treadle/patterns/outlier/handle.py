@@ -91,6 +91,7 @@ class ArrayHandle:
     def _write(self, work: ArrayWork[R]) -> Plan[R]:
         # First, because it refuses a server where overflow cannot be kept.
         yield from server_facts()
+        yield from self._protocol.index_check.require([self.rule.target])
         if self._last is None:
             done: R | None = yield from work.quick()
             if done is not None:

@@ -306,23 +306,13 @@ class Runner:
         """Run the plan that `make` makes in a transaction, or in the one under way."""
         if session is not None and session.in_transaction:
             return self.run(make(), session)
-        return self._committed(lambda current: self.run(make(), current), session)
+        return self.in_transaction(lambda current: self.run(make(), current), session)
 
-    def in_transaction(self, work: Callable[[ClientSession], R]) -> R:
-        """What a caller's `work` returns, committed; run again after a conflict or an election."""
-
-        def attempt(current: ClientSession) -> R:
-            self.transactions.begin(current)
-            result = work(current)
-            self.transactions.require_open(current)
-            return result
-
-        return self._committed(attempt, None)
-
-    def _committed(self, work: Callable[[ClientSession], R], session: Session) -> R:
+    def in_transaction(self, work: Callable[[ClientSession], R], session: Session = None) -> R:
+        """Commit `work` in a transaction and return its result; repeat it after a conflict or an election."""
         if session is None:
             with self.database.client.start_session() as own:
-                return self._committed(work, own)
+                return self.in_transaction(work, own)
 
         def attempt(current: ClientSession) -> R:
             # Before each attempt: what was given up meanwhile may be what this one waits for.

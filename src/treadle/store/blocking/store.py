@@ -142,7 +142,8 @@ class Store(Operations):
         `validation="keep"` changes no validator of a collection that is there.
         """
         done = self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
-        self._unready = self._unready and dry_run
+        if not dry_run:
+            self.protocol.index_check.clear()
         return done
 
     def index_ready(self) -> list[Action]:
@@ -345,26 +346,39 @@ class Store(Operations):
         self._require_transactions("transaction()")
         with self.runner.database.client.start_session() as session:
             session.start_transaction(**shell.TRANSACTION_OPTIONS)
-            self.runner.transactions.begin(session)
             try:
-                with joining(self, session):
+                with self._block(session):
                     yield session
-                self.runner.transactions.require_open(session)
+                if session.in_transaction:
+                    commit(session, Retries(self.runner.lock_seconds))
             except BaseException as error:
                 abort(session, error)
                 self.runner.let_go(session, error)
                 raise
-            if session.in_transaction:
-                try:
-                    commit(session, Retries(self.runner.lock_seconds))
-                except BaseException as error:
-                    self.runner.let_go(session, error)
-                    raise
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
-        """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        """Run `work(session)` in a transaction, again after a conflict, and return its result.
+
+        The calls inside belong to the transaction, as in a `transaction()` block.
+        """
         self._require_transactions("with_transaction()")
-        return self.runner.in_transaction(work)
+
+        def attempt(session: ClientSession) -> R:
+            with self._block(session):
+                return work(session)
+
+        return self.runner.in_transaction(attempt)
+
+    @contextmanager
+    def _block(self, session: ClientSession) -> Generator[None]:
+        """Let the calls inside belong to a session's transaction.
+
+        Raises at the end if nothing of it can be committed.
+        """
+        self.runner.transactions.begin(session)
+        with joining(self, session):
+            yield
+        self.runner.transactions.require_open(session)
 
     def collection(self, model: type[Document]) -> Collection[Raw]:
         """PyMongo's own collection of a model, with aware dates and majority writes."""

@@ -16,11 +16,11 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle import upkeep
 from treadle.engine.document_layout import DocumentLayout
-from treadle.engine.indexes import check_sharded, declared_indexes
+from treadle.engine.indexes import check_sharded
 from treadle.engine.lease import let_go
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
-from treadle.errors import DataError, TreadleError
+from treadle.errors import TreadleError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -63,14 +63,8 @@ class Writer:
         self.database = database
         self._known: Capabilities | None = None
         self._uses = set(self.graph.uses)
-        # Whether a server must have change streams; whether nobody has looked yet for the unique indexes.
+        # Whether a server must have change streams.
         self._streams = any(rule.maintain == "stream" for rule in self.graph.rules)
-        self._unready = any(
-            index.document.get("unique")
-            for entry in self.graph.by_collection.values()
-            if entry.layout is None
-            for index in declared_indexes(entry)
-        )
         # Whether the server was found recent enough, and whose capabilities are known.
         self._greeted = self._recovered = False
         self._primaries: shell.Primaries = frozenset()
@@ -92,8 +86,9 @@ class Writer:
         return layout
 
     def _within(self, session: Session) -> Session:
-        """The session of a call: the caller's, or that of the `transaction()` block around it."""
+        """The session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
+            joined.refuse_other(self, session)
             return session
         inherited: Session = joined.current(self)
         return inherited
@@ -121,12 +116,6 @@ class Writer:
         with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 self._look()
-            if self._unready:
-                self._unready = False
-                with contextlib.suppress(PyMongoError, DataError):
-                    missing = self.runner.run(upkeep.set_up.missing_indexes(self.graph))
-                    # Here `_write` is a frame of its own.
-                    shell.warn_unready(missing, 1)
             within = self._within(session)
             if within is None or not within.in_transaction:
                 return self.runner.run(plan, within)
@@ -144,9 +133,8 @@ class Writer:
 
     @property
     def _steady(self) -> bool:
-        """Whether the server is still the one that was looked at, and there is nothing to warn of."""
-        known = self._known is not None and self.database.client.topology_description is self._topology
-        return known and not self._unready
+        """Whether the server is still the one that was looked at."""
+        return self._known is not None and self.database.client.topology_description is self._topology
 
     def _write_inside(self, plan: Plan[R], session: ClientSession) -> R:
         """Perform a plan inside a transaction of the caller, which is over if that fails half way."""

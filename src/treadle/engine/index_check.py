@@ -1,0 +1,189 @@
+"""Refuses writes that rely on a unique index which the server does not have.
+
+Without it, concurrent writers could store duplicates: of a field that its
+author declared unique, of an alternate key, or two documents of one group of a
+rollup. The server is asked before the first write of each model, and again
+before each of its writes as long as an index is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pymongo import IndexModel
+from pymongo.errors import OperationFailure, PyMongoError
+
+from treadle.engine.indexes import (
+    compare_indexes,
+    declared_indexes,
+    describe_index,
+    existing_collections,
+    existing_indexes,
+    is_same,
+    maintenance_indexes,
+    serves_all,
+)
+from treadle.errors import DataError, NotSetUp, UsageError
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GatherRule
+from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Action
+from treadle.graph.pattern import Entry
+from treadle.model.logs import logger
+from treadle.plan import Plan, Raw, outside
+from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED
+
+# Actions that the warning names.
+ACTIONS_SHOWN_MAX = 10
+
+log = logger(__name__)
+
+
+class IndexCheck:
+    """The models of one Store whose writes still have to look for unique indexes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._warned = False
+        collections = [each for each in graph.by_collection.values() if each.layout is None]
+        # The entries, one per collection, of which nobody has seen all unique indexes.
+        self._unseen = {each for each in collections if unique_indexes(each)}
+        # What the next write of a model looks for. A Store without unique indexes never looks.
+        self.pending: dict[Entry[Any], list[Entry[Any]]] = {}
+        for entry in graph.entries.values() if self._unseen else ():
+            relied = [each for each in _relied_on(entry) if each in self._unseen]
+            if relied or not entry.plain:
+                self.pending[entry] = relied
+
+    def require(self, entries: Iterable[Entry[Any]]) -> Plan[None]:
+        """Raise `UsageError` while the server lacks a unique index on which writes of these models rely."""
+        for entry in entries:
+            if entry in self.pending:
+                yield from outside(functools.partial(self._look, entry))
+
+    def clear(self) -> None:
+        """Look no more: `setup()` has just made what is declared."""
+        self.pending.clear()
+
+    def _look(self, entry: Entry[Any]) -> Plan[None]:
+        for each in self.pending.get(entry, ()):
+            if each in self._unseen:
+                yield from require_unique_indexes(each, entry)
+                self._unseen.discard(each)
+        self.pending.pop(entry, None)
+        if not self._warned:
+            self._warned = True
+            # Other indexes make writes and reads fast; a failure to look for them must not fail a write.
+            with contextlib.suppress(PyMongoError, DataError):
+                _warn((yield from _missing(self._graph)))
+
+
+def require_unique_indexes(entry: Entry[Any], writing: Entry[Any] | None = None) -> Plan[None]:
+    """Raise `UsageError` unless the collection has each unique index that its models declare."""
+    try:
+        present = yield from existing_indexes(entry.collection)
+    except OperationFailure as error:
+        if error.code in UNAUTHORIZED:
+            # A login that may not list indexes may be meant to write all the same.
+            log.warning("%s: cannot list its indexes, so unique ones may be missing", entry.collection)
+            return
+        if error.code != NAMESPACE_NOT_FOUND:
+            raise
+        present = []
+    missing = [index for index in unique_indexes(entry) if not _is_ensured(index.document, present)]
+    if missing:
+        raise _index_missing(entry, writing or entry, missing) from None
+
+
+def unique_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The unique indexes that the models of a collection declare."""
+    return [index for index in declared_indexes(entry) if index.document.get("unique")]
+
+
+def _index_missing(entry: Entry[Any], writing: Entry[Any], missing: Sequence[IndexModel]) -> UsageError:
+    listed = ", ".join(describe_index(index.document) for index in missing)
+    return UsageError(
+        f"{writing.model.__name__} cannot be written while the collection {entry.collection!r} lacks the "
+        f"index {listed}: duplicates could be stored; run setup(), or "
+        "`treadle setup --app package.module:store`",
+        code="index-missing",
+    )
+
+
+def _is_ensured(declared: Mapping[str, Any], present: Sequence[Raw]) -> bool:
+    """Whether an existing index keeps the documents of a declared one unique, perhaps others as well."""
+
+    def is_stricter(index: Raw) -> bool:
+        whole = serves_all(index) and not declared.get("collation")
+        return bool(index.get("unique")) and whole and set(index["key"]) == set(declared["key"])
+
+    return any(is_same(each, declared) or is_stricter(each) for each in present)
+
+
+def _relied_on(entry: Entry[Any]) -> list[Entry[Any]]:
+    """The entries, one per collection, whose unique indexes keep a write of a model right.
+
+    Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
+    """
+    groups = [each for each in _followers(entry) if each.group is not None]
+    related = [rule.source for rule in entry.having(CopyRule)]
+    related += [rule.target for rule in entry.feeding(GatherRule, None)]
+    named = [each for each in related if each.named_by]
+    return list(dict.fromkeys(each.root for each in (entry, *groups, *named)))
+
+
+def _followers(entry: Entry[Any]) -> list[Entry[Any]]:
+    """The models that a write of this one may change in the same commit."""
+    followers: list[Entry[Any]] = []
+    waiting = [rule.target for rule in entry.feeds]
+    while waiting:
+        target = waiting.pop()
+        if target not in followers:
+            followers.append(target)
+            waiting += [rule.target for rule in target.feeds]
+    return followers
+
+
+def _missing(graph: Graph) -> Plan[list[Action]]:
+    """The collections and indexes that `setup()` would make, by a few quick reads."""
+    existing, actions = (yield from existing_collections()), list[Action]()
+    for entry in graph.by_collection.values():
+        if entry.layout is not None:
+            continue
+        present = list[Raw]()
+        if entry.collection in existing:
+            present = yield from existing_indexes(entry.collection)
+        else:
+            actions.append(Action("create collection", entry.collection))
+        missing, _ = compare_indexes(entry, present)
+        missing += maintenance_indexes(graph, entry, present)
+        actions += [
+            Action("create index", entry.collection, describe_index(index.document)) for index in missing
+        ]
+    return actions
+
+
+def _warn(actions: Sequence[Action]) -> None:
+    """Warn at the caller's line if `setup()` would make an index."""
+    if not any(action.what == "create index" for action in actions):
+        return
+    listed = "; ".join(map(str, actions[:ACTIONS_SHOWN_MAX]))
+    more = f"; and {len(actions) - ACTIONS_SHOWN_MAX} more" if len(actions) > ACTIONS_SHOWN_MAX else ""
+    warnings.warn(
+        f"this Store writes before setup() was run. It would still {listed}{more} (index_ready() lists it)",
+        NotSetUp,
+        stacklevel=_stack_level(),
+    )
+
+
+def _stack_level() -> int:
+    """How far up the stack the code is that called this library, as `warnings.warn` counts for its caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("treadle."):
+        level, frame = level + 1, frame.f_back
+    return level
