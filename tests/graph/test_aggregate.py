@@ -330,3 +330,12 @@ def test_a_source_that_does_not_change_the_maximum_still_writes_the_target():
 )
 def test_a_target_is_not_changed_unread_where_that_could_be_wrong(aggregate, removed, added):
     assert RECOMPUTE is aggregate.blind(removed, added)
+
+
+def test_a_deeply_nested_value_takes_no_longer_than_its_size():
+    """Another program may store one; comparing it must not double with each level."""
+    nested: Any = 1
+    for _ in range(90):
+        nested = {"a": nested}
+    largest = Extreme(field(), N, "$max")
+    assert {"extreme": nested} == largest.difference({"extreme": 5}, [], [nested])
