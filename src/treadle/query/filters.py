@@ -8,7 +8,6 @@ conditions on pairs. Operators that run code on the server are refused at any de
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -33,8 +32,8 @@ CODE_OPERATORS = frozenset({"$where", "$function", "$accumulator"})
 LOGICAL = frozenset({"$and", "$or", "$nor"})
 # Their operands are not values of the field.
 _UNTYPED = frozenset({"$regex", "$options", "$exists", "$type", "$size", "$mod", "$geoWithin", "$near"})
-# Values of other types may need the serializer of their field.
-STORED_TYPES = frozenset({str, int, float, bool, bytes, type(None), ObjectId, dict, dt.datetime})
+# Values of these types are stored as they are; of others perhaps as the serializer of a field says.
+_SCALARS = frozenset({str, int, float, bool, bytes, type(None), ObjectId})
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{24}")
 
 
@@ -185,16 +184,20 @@ class FilterParser:
 
     def condition(self, field: FieldPath, condition: Any) -> Any:
         """Return operators or a value for one field, in their stored form."""
-        if isinstance(condition, Mapping) and any(key_to_bson(key).startswith("$") for key in condition):
-            operators = {key_to_bson(operator): operand for operator, operand in condition.items()}
-            return {operator: self._operand(field, operator, each) for operator, each in operators.items()}
+        if type(condition) in _SCALARS:
+            refuse_unsendable(condition)
+            return self._with_ids(field, condition)
+        if isinstance(condition, Mapping):
+            operators = {key_to_bson(key): operand for key, operand in condition.items()}
+            if any(key.startswith("$") for key in operators):
+                return {key: self._operand(field, key, operand) for key, operand in operators.items()}
         return self._with_ids(field, self._stored(field, condition))
 
     def _stored(self, field: FieldPath, value: Any) -> Any:
         """Return a value as an insert would store it."""
         if field.serialized and isinstance(value, (list, tuple)):
             return [self._stored(field, each) for each in value]
-        for type_ in field.serialized if type(value) not in STORED_TYPES else ():
+        for type_ in field.serialized if type(value) not in _SCALARS else ():
             with contextlib.suppress(ValidationError, UsageError, Unjudgeable):
                 value = type_.stored(value)
                 break

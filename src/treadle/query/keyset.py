@@ -20,11 +20,10 @@ from bson.errors import BSONError
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS, Raw
-from treadle.query.comparison import TYPE_ORDER, is_nan, type_names, type_rank
+from treadle.query.comparison import TYPE_ORDER, is_nan, order_key, type_names, type_rank
 
 DIGEST_BYTES = 12
 _NAN = float("nan")
-_NUMBER_RANK = type_rank(0)
 
 
 def after(keys: Sequence[tuple[str, int]], values: Sequence[Any], *, mixed: Iterable[str] = ()) -> Raw:
@@ -46,25 +45,29 @@ def _later(value: Any, ascending: bool, mixed: bool) -> list[Raw]:
     """Return the conditions on one field, each of which says that its value comes later."""
     if value is None and ascending:
         return [{"$nin": [None, MinKey()]} if mixed else {"$ne": None}]
-    conditions = _later_of_its_type(value, ascending)
     rank = type_rank(value)
     names = type_names(TYPE_ORDER[rank + 1 :] if ascending else TYPE_ORDER[:rank])
-    if "null" in names:
-        # What is missing sorts with null, but has no type.
-        names.remove("null")
-        conditions.append({"$in": [None]})
-    return [*conditions, {"$type": names}] if mixed and names else conditions
+    # What is missing sorts with null, but has no type. Nothing compares with NaN, the least of numbers.
+    exact = [each for each in (None, _NAN) if _comes_later(each, value, ascending)]
+    conditions = _within_its_type(value, ascending) + ([{"$in": exact}] if exact else [])
+    types = [name for name in names if name != "null"] if mixed else []
+    return [*conditions, {"$type": types}] if types else conditions
 
 
-def _later_of_its_type(value: Any, ascending: bool) -> list[Raw]:
+def _comes_later(special: Any, value: Any, ascending: bool) -> bool:
+    """Whether null, or NaN where it has the type of the value, comes after the value."""
+    if special is not None and type_rank(value) != type_rank(special):
+        return False
+    one, other = order_key(value), order_key(special)
+    return one < other if ascending else one > other
+
+
+def _within_its_type(value: Any, ascending: bool) -> list[Raw]:
     if value is None:
         return []
     if is_nan(value):
-        # Nothing compares with NaN, which is the least of numbers.
         return [{"$gte": -math.inf}] if ascending else []
-    conditions: list[Raw] = [{"$gt" if ascending else "$lt": value}]
-    least_number = type_rank(value) == _NUMBER_RANK and not ascending
-    return [*conditions, {"$in": [_NAN]}] if least_number else conditions
+    return [{"$gt" if ascending else "$lt": value}]
 
 
 # -- tokens -------------------------------------------------------------------------------------------
