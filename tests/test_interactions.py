@@ -120,7 +120,6 @@ class Holder(Document, collection="holders"):
     value: Json[dict[str, int]] | None = None
 
 
-@pytest.mark.xfail(strict=True, reason="r08: insert stores a Json field so that get cannot read it")
 def test_a_json_field_is_read_as_it_was_stored(database):
     store = started(database, Holder)
     stored = store.insert(Holder(id=1, value='{"a": 1}'))

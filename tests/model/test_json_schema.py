@@ -1,4 +1,7 @@
-"""Validators accept what the models write, and refuse other types."""
+"""Validators accept what the models write, and refuse other types.
+
+Covers: model/codec
+"""
 
 from __future__ import annotations
 

@@ -15,11 +15,9 @@ from treadle.engine.ledger import Ledger
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import Update
-from treadle.model.codec import Codec
+from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
-from treadle.model.logs import logger
-from treadle.model.shown import shown
-from treadle.model.stored import InvalidDocument
+from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, by_id, update_one
 from treadle.query.comparison import identical
 from treadle.query.keys import freeze
@@ -28,7 +26,7 @@ from treadle.query.update_values import Checked, as_far_as_it_fits, check_values
 
 D = TypeVar("D", bound=Document)
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def checked(entry: Entry[Any], update: Update) -> Checked:
@@ -122,7 +120,7 @@ def as_written(entry: Entry[D], raw: Raw) -> D:
         log.warning(
             "%s %s was written, but does not fit its model (%s); what does not is returned as it is stored",
             entry.model.__name__,
-            shown(raw.get("_id")),
+            escape_text(raw.get("_id")),
             error.code,
         )
     exact = entry.of(raw) if entry.family is not None else entry

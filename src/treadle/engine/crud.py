@@ -22,8 +22,8 @@ from treadle.graph.card import Card
 from treadle.graph.pattern import Entry
 from treadle.model.codec import Codec
 from treadle.model.document import Document
-from treadle.model.shown import quoted
-from treadle.model.storable import check_batch, check_depth, require_encodable, too_deep
+from treadle.model.encodable import check_batch, check_depth, require_encodable, too_deep
+from treadle.model.text import quote
 from treadle.plan import (
     NO_OPTIONS,
     Call,
@@ -284,7 +284,7 @@ def check_window(skip: Any, limit: Any) -> None:
         if value is not None and not (whole and least <= value < 2**63):
             # Of a limit of 0 the server makes none at all.
             raise UsageError(
-                f"{name}={quoted(value)} is not a whole number from {least}", code="filter-invalid"
+                f"{name}={quote(value)} is not a whole number from {least}", code="filter-invalid"
             )
 
 

@@ -19,7 +19,7 @@ from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import greatest, least, same, total
@@ -30,7 +30,7 @@ Values = dict[Any, dict[str, Any]]
 # The values of targets by their keys, the server, the keys frozen, and the targets themselves.
 Gather = Callable[[Sequence[Any], Capabilities, Sequence[Any], Sequence[Raw]], Plan[Values]]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def recompute(

@@ -21,8 +21,7 @@ from pymongo.errors import (
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.model.bson_types import Raw
-from treadle.model.schema_check import join
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 
 # -- codes, by the names that the server gives them -------------------------------------------
 
@@ -375,9 +374,9 @@ def _failed_paths(details: Any, path: str) -> set[str]:
         return {failed for item in details for failed in _failed_paths(item, path)}
     if not isinstance(details, dict):
         return set()
-    failed = {join(path, f"{missing} is missing") for missing in details.get("missingProperties", ())}
+    failed = {f"{path}.{missing} is missing".lstrip(".") for missing in details.get("missingProperties", ())}
     if isinstance(details.get("propertyName"), str):
-        path = join(path, details["propertyName"])
+        path = f"{path}.{details['propertyName']}".lstrip(".")
         failed.add(path)
     for value in details.values():
         failed |= _failed_paths(value, path)

@@ -34,7 +34,7 @@ from pymongo.errors import (
 )
 
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.storable import ENCODING_ERRORS
+from treadle.model.encodable import ENCODING_ERRORS
 from treadle.plan import (
     Call,
     Plan,

@@ -17,9 +17,9 @@ from typing import Any
 from bson import Regex
 
 from treadle.errors import UsageError
+from treadle.model.attributes import is_measured
 from treadle.model.bson_types import Update
 from treadle.model.codec import Codec
-from treadle.model.pairs import is_measured
 
 Raw = dict[str, Any]
 LOGICAL = ("$and", "$or", "$nor")

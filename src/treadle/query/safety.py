@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from treadle.errors import UsageError
 from treadle.model.bson_types import RESERVED, Update, to_bson
 from treadle.model.codec import Codec
-from treadle.model.shown import quoted
-from treadle.model.storable import refuse_unsendable
+from treadle.model.encodable import refuse_unsendable
+from treadle.model.text import quote
 from treadle.query.names import Unchecked, checked_update, named_filter, target_of
 from treadle.query.pairs import paired_filter
 
@@ -245,7 +245,7 @@ def sort_keys(
             keys.append((part[0], part[1]))
         else:
             raise UsageError(
-                f"the sort has {quoted(part)}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
+                f"the sort has {quote(part)}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
                 code="sort-invalid",
             )
     for path, _ in keys:

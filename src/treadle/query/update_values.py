@@ -22,15 +22,14 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
 from treadle.errors import InvalidValue, UsageError
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import Update, from_bson
 from treadle.model.codec import Codec, StoredField
-from treadle.model.dump import item_dump, serialized_otherwise
+from treadle.model.dump import encoder_of, field_encoder, type_adapter
 from treadle.model.shape import Shape
 
 M = TypeVar("M", bound=BaseModel)
@@ -338,8 +337,7 @@ def _of_field(codec: Codec[Any], field: StoredField, *, sure: bool) -> Spot:
         validator = SchemaValidator(
             {"type": "definitions", "schema": schema, "definitions": definitions}, config=config
         )
-        dump = None if serialized_otherwise(codec, field) else item_dump(codec, shape)
-        return _checking(adapter_of(codec, shape), validator.validate_python, dump)
+        return _checking(adapter_of(codec, shape), validator.validate_python, field_encoder(codec, field))
 
     return Spot(
         codec,
@@ -372,13 +370,8 @@ def _by_type(codec: Codec[Any], shape: Shape, annotation: Any, *, sure: bool) ->
     def compile() -> Check | None:
         if shape == _ANY:
             return None
-        try:
-            adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=codec.model.model_config)
-        except PydanticUserError:
-            # A model or a dataclass has settings of its own.
-            adapter = TypeAdapter(annotation)
-        dump = None if shape.kind == "custom" else item_dump(codec, shape)
-        return _checking(adapter_of(codec, shape), adapter.validate_python, dump)
+        validate = type_adapter(annotation, codec.model).validate_python
+        return _checking(adapter_of(codec, shape), validate, encoder_of(codec, shape))
 
     return Spot(
         codec, shape, annotation, compile, sure=sure, free=not _has_rules(shape), required=not shape.optional

@@ -26,7 +26,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.graph.outcomes import Action
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import REPLICA_SET_OF_ONE, Capabilities
 from treadle.plan.server_errors import copied, refuses_transactions
 
