@@ -9,20 +9,11 @@ from bson import Int64
 
 from treadle import UsageError
 from treadle.model.encodable import (
-    DEPTH_MAX,
     SIZE_MAX_BYTES,
     check_batch,
-    check_depth,
     refuse_unsendable,
     require_encodable,
 )
-
-
-def nested(levels: int) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for _ in range(levels - 1):
-        document = {"a": document}
-    return document
 
 
 @pytest.mark.parametrize(
@@ -55,13 +46,6 @@ def test_a_batch_is_refused_as_a_whole():
     with pytest.raises(UsageError) as caught:
         check_batch(documents, "Thing")
     assert "document-too-large" == caught.value.code
-
-
-def test_depth_is_counted_as_the_server_counts_it():
-    check_depth(nested(DEPTH_MAX), "Thing")
-    with pytest.raises(UsageError) as caught:
-        check_depth(nested(DEPTH_MAX + 1), "Thing")
-    assert "document-too-deep" == caught.value.code
 
 
 @pytest.mark.parametrize("value", [None, True, 2**63 - 1, Int64(5), 1.5, "ä", b"x", -(2**63)])

@@ -8,8 +8,8 @@ import logging
 import pytest
 from pymongo.errors import OperationFailure
 
-from treadle.cli.output import print_json, print_table, say
-from treadle.model.text import escape_json, escape_lines, escape_text, get_logger
+from treadle.cli.output import escape_json, print_json, print_table, say
+from treadle.model.text import escape_lines, escape_text, get_logger
 
 HOSTILE = [
     "\x1b[2J",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from treadle.errors import UsageError
-from treadle.model.text import escape_json, escape_lines
+from treadle.model.text import escape_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +80,18 @@ def print_table(
 def print_json(value: Any, **options: Any) -> None:
     """Print JSON; dataclasses become objects, and dates ISO 8601."""
     typer.echo(escape_json(json.dumps(value, indent=2, default=_plain, **options)))
+
+
+def escape_json(text: str) -> str:
+    """Escape what is not printable in JSON, so that it means the same, and keep its line breaks."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(each if each == "\n" or each.isprintable() else _escape_in_json(each) for each in text)
+
+
+def _escape_in_json(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def _plain(value: Any) -> Any:

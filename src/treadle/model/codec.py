@@ -22,11 +22,11 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DataError, DeclarationError, UsageError
-from treadle.model.adapt import Adapt, compile_adapt
+from treadle.model.adapt import compile_adapt
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED, Altered, Raw, register_converter
-from treadle.model.dump import Encoder, compile_dump, has_bounded_depth
-from treadle.model.shape import Shape, field_shape
+from treadle.model.dump import compile_dump
+from treadle.model.shape import ModelCodec, Shape, field_shape
 from treadle.model.shape import StoredField as StoredField
 
 M = TypeVar("M", bound=BaseModel)
@@ -41,7 +41,7 @@ class InvalidDocument(DataError):
     faults: frozenset[tuple[tuple[int | str, ...], str]] = frozenset()
 
 
-class Codec(Generic[M]):
+class Codec(ModelCodec, Generic[M]):
     """How documents of one model are written and read; made by `codec_of`."""
 
     # Of the codec that a Store makes for a model with kinds or versions: the condition of the
@@ -51,15 +51,12 @@ class Codec(Generic[M]):
     owned: frozenset[str] = frozenset()
     kinds: tuple[Codec[Any], ...] = ()
     has_former_names = False
-    # Set when the codec is compiled.
-    fields: tuple[StoredField, ...] = ()
-    bounded_depth = False
-    ready = False
-    _dump: Encoder
-    _adapt: Adapt | None = None
+    model: type[M]
+    codec_of: Callable[[type[BaseModel]], Codec[Any]]
 
-    def __init__(self, model: type[M]) -> None:
+    def __init__(self, model: type[M], codec_of: Callable[[type[BaseModel]], Codec[Any]]) -> None:
         self.model = model
+        self.codec_of = codec_of
         self.by_name: dict[str, StoredField] = {}
         self.by_stored: dict[str, StoredField] = {}
         # The maps that are stored as pairs, by stored path.
@@ -68,10 +65,6 @@ class Codec(Generic[M]):
         self.spots: dict[str, Any] = {}
         self.targets: dict[str, Any] = {}
         self._validate: Callable[[Any], M] = model.__pydantic_validator__.validate_python
-
-    def codec_of(self, model: type[BaseModel]) -> Codec[Any]:
-        """Return the codec of a model inside this one."""
-        return codec_of(model)
 
     def dump(self, value: Any, altered: Altered) -> Raw:
         """Return the document to store; notes in `altered` what it had to change."""
@@ -119,7 +112,7 @@ def codec_of(model: type[M]) -> Codec[M]:
         codec = _CODECS.get(model)
         if codec is None:
             _complete(model)
-            codec = _CODECS[model] = Codec(model)
+            codec = _CODECS[model] = Codec(model, codec_of)
             try:
                 _compile(codec)
             except BaseException:
@@ -181,7 +174,6 @@ def _compile(codec: Codec[Any]) -> None:
     for field in codec.fields:
         _check_stored_name(codec, field)
         codec.pairs |= _pairs_in(field)
-    codec.bounded_depth = has_bounded_depth(codec)
     codec._dump = compile_dump(codec)
     codec._adapt = compile_adapt(codec)
     codec.ready = True

@@ -44,22 +44,6 @@ def compile_dump(codec: ModelCodec, *, with_id: bool = True) -> Encoder:
     return _dict_display(codec, [each for each in codec.fields if with_id or each.stored != "_id"])
 
 
-def has_bounded_depth(codec: ModelCodec) -> bool:
-    """Whether the declaration alone bounds how deep documents of this model are nested."""
-    model = codec.model
-    if has_model_serializer(model) or _own_serializers(model) or model.model_config.get("extra") == "allow":
-        return False
-    return all(_is_bounded(codec, field.shape) for field in codec.fields)
-
-
-def _is_bounded(codec: ModelCodec, shape: Shape) -> bool:
-    if shape.kind == "model":
-        nested = codec.codec_of(shape.python)
-        # A model that contains itself is not ready yet: its depth is that of the data.
-        return nested.ready and nested.bounded_depth
-    return shape.kind not in ("any", "custom") and all(_is_bounded(codec, item) for item in shape.items)
-
-
 def field_encoder(codec: ModelCodec, field: StoredField) -> Encoder | None:
     """Return what makes the stored form of a validated value of one field, None included.
 

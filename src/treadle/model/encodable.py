@@ -112,20 +112,6 @@ def too_deep(model: str) -> UsageError:
     )
 
 
-def check_depth(document: Any, model: str) -> None:
-    """Refuse a document that the server would refuse for its depth, before others are written."""
-    level = [document]
-    for _ in range(DEPTH_MAX):
-        deeper: list[Any] = []
-        for value in level:
-            values = value.values() if isinstance(value, dict) else value
-            deeper.extend(item for item in values if isinstance(item, (dict, list)))
-        if not deeper:
-            return
-        level = deeper
-    raise too_deep(model)
-
-
 def check_batch(documents: Sequence[Mapping[str, Any]], model: str) -> None:
     """Refuse documents of which one cannot be stored, before any is.
 

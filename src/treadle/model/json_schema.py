@@ -8,6 +8,7 @@ in another way, is left open.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import enum
@@ -88,9 +89,13 @@ def _object(codec: Codec[Any], inside: Path) -> Schema:
     inside = (*inside, model)
     if model.__pydantic_root_model__:
         return _nullable(codec.fields[0].shape, inside)
-    open_fields = _open_fields(model)
+    decorators = model.__pydantic_decorators__
+    functions = [each.info for each in decorators.field_validators.values() if each.info.mode != "before"]
+    functions += [each.info for each in decorators.field_serializers.values()]
+    # What the functions of the model's author return may have any type.
+    is_open = {name for each in functions for name in each.fields}
     properties = {
-        each.stored: {} if open_fields & {each.name, "*"} else _field(each, inside) for each in codec.fields
+        each.stored: {} if is_open & {each.name, "*"} else _field(each, inside) for each in codec.fields
     }
     schema: Schema = {"bsonType": "object", "properties": properties}
     required = [each.stored for each in codec.fields if each.info.is_required() or each.stored == "_id"]
@@ -101,22 +106,12 @@ def _object(codec: Codec[Any], inside: Path) -> Schema:
     return schema
 
 
-def _open_fields(model: type[BaseModel]) -> set[str]:
-    """Return the fields whose stored type is decided by functions of the model's author."""
-    decorators = model.__pydantic_decorators__
-    validators = [each.info for each in decorators.field_validators.values() if each.info.mode != "before"]
-    serializers = [each.info for each in decorators.field_serializers.values()]
-    return {name for infos in (validators, serializers) for each in infos for name in each.fields}
-
-
 def _field(field: StoredField, inside: Path) -> Schema:
     """Return the schema of a field; a default is not validated, so it may break the field's constraints."""
     shape, info = field.shape, field.info
     if info.default is None and not shape.optional:
         shape = replace(shape, optional=True)
     schema = _nullable(shape, inside)
-    if isinstance(info.discriminator, str):
-        schema = _tagged(schema, shape, info.discriminator)
     constraints = _CONSTRAINTS & schema.keys()
     if constraints and shape.kind != "union" and _default_may_break(field, inside[-1]):
         return {key: value for key, value in schema.items() if key not in constraints}
@@ -203,23 +198,7 @@ def _union(shape: Shape, inside: Path) -> Schema:
     if all(set(member) == {"bsonType"} for member in members):
         # Each type once, in order.
         return {"bsonType": list(dict.fromkeys(each for member in members for each in _types(member)))}
-    tag = next((mark.discriminator for mark in shape.metadata if isinstance(mark, FieldInfo)), None)
-    return _tagged({"anyOf": members}, shape, tag) if isinstance(tag, str) else {"anyOf": members}
-
-
-def _tagged(schema: Schema, shape: Shape, tag: str) -> Schema:
-    """Require the field by which the members of a union of models are told apart."""
-    if "anyOf" not in schema or any(item.kind != "model" for item in shape.items):
-        return schema
-    fields = [codec_of(item.python).by_name.get(tag) for item in shape.items]
-    names = {field.stored for field in fields if field is not None}
-    if len(names) != 1:
-        return schema
-    members = []
-    for member in schema["anyOf"]:
-        required = [*(name for name in member.get("required", []) if name not in names), *names]
-        members.append({**member, "required": required} if member.get("bsonType") == "object" else member)
-    return {**schema, "anyOf": members}
+    return {"anyOf": members}
 
 
 _SCHEMAS: dict[Kind, Callable[[Shape, Path], Schema]] = {
@@ -282,10 +261,8 @@ def _limit(limit: Any, python: type) -> Any:
         limit = decimal.Decimal(str(limit))
     elif python is float and isinstance(limit, decimal.Decimal):
         limit = float(limit)
-    try:
+    with contextlib.suppress(UsageError):
         stored = to_bson(limit, [])
-    except UsageError:
-        return None
-    if type(stored) is int and -(2**63) <= stored < 2**63:
-        return stored
-    return stored if type(stored) in (float, Decimal128) else None
+        if type(stored) in (float, Decimal128) or (type(stored) is int and abs(stored) < 2**63):
+            return stored
+    return None

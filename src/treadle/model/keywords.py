@@ -63,16 +63,12 @@ def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> 
     if "indexes" in values:
         values["indexes"] = (*inherited.indexes, *values["indexes"])
     # A kind belongs to one class; a class that inherits from it is another kind, or has none.
-    values["kind"] = _enum_value(values.get("kind"))
-    if "default_kind" in values:
-        values["default_kind"] = _enum_value(values["default_kind"])
+    values = {"kind": None, **values}
+    for key in values.keys() & {"kind", "default_kind"}:
+        values[key] = values[key].value if isinstance(values[key], enum.Enum) else values[key]
     settings = replace(inherited, **values, patterns={**inherited.patterns, **declared})
     _check(cls.__name__, settings, inherited)
     return settings
-
-
-def _enum_value(kind: Any) -> Any:
-    return kind.value if isinstance(kind, enum.Enum) else kind
 
 
 def _patterns(cls: type, keyword: str, value: Any) -> list[Any]:
@@ -82,11 +78,8 @@ def _patterns(cls: type, keyword: str, value: Any) -> list[Any]:
     near = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
     if all(hasattr(each, "bind") for each in patterns) and (patterns or not near):
         return patterns
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"the keywords are {', '.join(_KEYWORDS)}, and those of patterns"
-    )
+    listed = f"the keywords are {', '.join(_KEYWORDS)}, and those of patterns"
+    hint = f"did you mean {near[0]!r}?" if near else listed
     raise DeclarationError(
         f"{cls.__name__} has the class keyword {keyword}={value!r}, which is neither a setting nor a pattern "
         f"of a whole model, such as bucket=Bucket(…); {hint}",
@@ -170,21 +163,13 @@ _CHECKS = {
 
 def stamps_of(model: type) -> dict[str, KindValue]:
     """Return the stored names and values of kind and version, which Treadle writes into each document."""
-    settings: Settings | None = getattr(model, "__treadle__", None)
-    if settings is None:
-        return {}
-    stamps: dict[str, KindValue] = {}
-    if settings.discriminator is not None and settings.kind is not None:
-        stamps[settings.discriminator] = settings.kind
-    if settings.version is not None:
-        stamps[settings.version_field] = settings.version
-    return stamps
+    now: Settings = getattr(model, "__treadle__", None) or Settings()
+    stamps = {now.discriminator: now.kind, now.version_field: now.version}
+    return {name: value for name, value in stamps.items() if name is not None and value is not None}
 
 
 def stamped_names(model: type) -> list[str]:
     """Return the stored names of kind and version, whether or not this class has a kind of its own."""
-    settings: Settings | None = getattr(model, "__treadle__", None)
-    if settings is None:
-        return []
-    names = [settings.discriminator, settings.version_field if settings.version is not None else None]
+    now: Settings = getattr(model, "__treadle__", None) or Settings()
+    names = [now.discriminator, now.version_field if now.version is not None else None]
     return [name for name in names if name is not None]

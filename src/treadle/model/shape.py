@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import typing_extensions
 from bson import ObjectId
@@ -92,21 +92,18 @@ class StoredField:
     info: FieldInfo
 
 
-class ModelCodec(Protocol):
-    """What the modules below `codec.py` need of the codec that it defines."""
+class ModelCodec:
+    """The part of a codec that the modules below `codec.py` need."""
 
-    @property
-    def model(self) -> type[BaseModel]: ...
-
-    fields: tuple[StoredField, ...]
+    model: type[BaseModel]
+    fields: tuple[StoredField, ...] = ()
     by_stored: dict[str, StoredField]
-    bounded_depth: bool
+    # The codecs of the models inside this one.
+    codec_of: Callable[[type[BaseModel]], ModelCodec]
     # False while the codec is compiled, which a model that contains itself can observe.
-    ready: bool
+    ready = False
     _dump: Callable[[Any, list[Any]], Any]
-    _adapt: Callable[[Any], Any] | None
-
-    def codec_of(self, model: type[BaseModel], /) -> ModelCodec: ...
+    _adapt: Callable[[Any], Any] | None = None
 
 
 def field_shape(owner: str, name: str, field: FieldInfo) -> Shape:

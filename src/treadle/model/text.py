@@ -29,18 +29,6 @@ def escape_lines(text: str) -> str:
     return "\n".join(map(escape_text, text.split("\n")))
 
 
-def escape_json(text: str) -> str:
-    """Escape JSON so that it means the same, and keep its line breaks."""
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(each if each == "\n" or each.isprintable() else _escape_in_json(each) for each in text)
-
-
-def _escape_in_json(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
-
-
 def quote(value: object, length: int = 200) -> str:
     """Return the `repr` of a caller's value for a message; never long, and never an error itself."""
     try:

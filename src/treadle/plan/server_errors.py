@@ -21,7 +21,7 @@ from pymongo.errors import (
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.model.bson_types import Raw
-from treadle.model.encodable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable, too_deep
 
 # -- codes, by the names that the server gives them -------------------------------------------
 
@@ -304,6 +304,8 @@ _INDEX_NAME = re.compile(r" index: (\S+) dup key")
 LABELS = (TRANSIENT, OUTCOME_UNKNOWN, "RetryableWriteError")
 
 
+# Of documents that are nested too deeply, among others.
+OVERFLOW = 15
 # InvalidIdField, and names in an id.
 ID_REFUSED = frozenset({52, 53})
 
@@ -333,6 +335,8 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
             "or give the server a larger cache",
             code="transaction-too-large",
         )
+    if OVERFLOW in codes_of(error) and "nest" in str(error):
+        return too_deep(model)
     if getattr(error, "code", None) in TOO_LARGE:
         return UsageError(
             f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
