@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError
 from treadle.model.attributes import from_pairs, is_paired
-from treadle.model.bson_types import RESERVED, UTC, Raw, from_bson, key_to_bson, to_bson
+from treadle.model.bson_types import RESERVED, UTC, from_bson, key_to_bson, to_bson
 from treadle.model.keywords import stamped_names
 from treadle.model.shape import Kind, ModelCodec, Shape
 
@@ -31,14 +31,19 @@ from treadle.model.shape import Kind, ModelCodec, Shape
 Adapt: TypeAlias = Callable[[Any], Any]
 
 
+def alias_names(info: FieldInfo) -> list[str]:
+    """Return the aliases of a field that are names, not paths into other fields."""
+    alias = info.validation_alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    return [each for each in choices if isinstance(each, str)]
+
+
 def accepted_keys(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
     """Return the keys under which the model's validator takes this field; raises where it takes none."""
-    alias, config = info.validation_alias, model.model_config
-    if alias is None:
+    if info.validation_alias is None:
         return [name]
-    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-    by_alias = config.get("validate_by_alias") is not False
-    keys = [choice for choice in choices if by_alias and isinstance(choice, str)]
+    config = model.model_config
+    keys = alias_names(info) if config.get("validate_by_alias") is not False else []
     if config.get("populate_by_name") or config.get("validate_by_name"):
         keys.append(name)
     if not keys:
@@ -60,6 +65,8 @@ def compile_adapt(codec: ModelCodec) -> Adapt | None:
     extra = codec.model.model_config.get("extra")
     hidden = [] if extra in (None, "ignore") else [RESERVED, *stamped_names(codec.model)]
     hidden = [name for name in hidden if name not in codec.by_stored]
+    # Undeclared fields may hold anything, Decimal128 included.
+    finish = from_bson if extra == "allow" else _same
     if not (adapters or renamed or hidden):
         return None
 
@@ -72,11 +79,9 @@ def compile_adapt(codec: ModelCodec) -> Adapt | None:
             value = raw.get(name)
             if value is not None:
                 raw[name] = adapt(value)
-        if renamed:
-            # All are taken out before any is put back, because names may cross.
-            raw.update([(key, raw.pop(name)) for name, key in renamed if name in raw])
-        # Undeclared fields may hold anything, Decimal128 included.
-        return from_bson(raw) if extra == "allow" else raw
+        # All are taken out before any is put back, because names may cross.
+        raw.update([(key, raw.pop(name)) for name, key in renamed if name in raw])
+        return finish(raw)
 
     return adapt_document
 
@@ -193,7 +198,7 @@ def _union(codec: ModelCodec, shape: Shape) -> Adapt:
         kind = type(value)
         if kind in by_type:
             return by_type[kind](value)
-        fitting = [each for each in models if _literals_fit(each, value)] if kind is dict else []
+        fitting = [each for each in models if _literals_fit(each, value)]
         if len(fitting) == 1:
             adapt_model = fitting[0]._adapt
             return value if adapt_model is None else adapt_model(value)
@@ -202,9 +207,9 @@ def _union(codec: ModelCodec, shape: Shape) -> Adapt:
     return adapt
 
 
-def _literals_fit(codec: ModelCodec, value: Raw) -> bool:
-    """Whether the literals of a model, its discriminator among them, are those of the document."""
-    return all(
+def _literals_fit(codec: ModelCodec, value: Any) -> bool:
+    """Whether a value is a document that has the literals of a model, its discriminator among them."""
+    return type(value) is dict and all(
         value[field.stored] in [to_bson(member, []) for member in get_args(field.shape.python)]
         for field in codec.fields
         if field.shape.kind == "literal" and field.stored in value

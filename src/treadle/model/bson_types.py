@@ -125,25 +125,22 @@ def set_to_bson(value: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any
         return members
 
 
-_KEY_TYPES = (str, int, uuid.UUID, dt.date, decimal.Decimal, ObjectId)
-
-
 def key_to_bson(key: object) -> str:
     """Return the text that a key of a map is stored as."""
-    if type(key) is str and "\0" not in key:
-        return key
-    if isinstance(key, enum.Enum):
-        key = key.value
-    if isinstance(key, bool) or not isinstance(
-        key, (str, int, uuid.UUID, dt.date, decimal.Decimal, ObjectId)
-    ):
-        reason = f"a key of type {type(key).__name__} cannot be stored; BSON keys are text"
-        raise UsageError(reason, code="key-not-storable")
-    text = key.isoformat() if isinstance(key, dt.date) else str(key)
+    text = key if type(key) is str else _key_text(key)
     if "\0" in text:
         reason = f"the key {text!r} contains NUL, which BSON keys cannot hold; remove it"
         raise UsageError(reason, code="key-not-storable")
     return text
+
+
+def _key_text(key: object) -> str:
+    key = key.value if isinstance(key, enum.Enum) else key
+    storable = (str, int, uuid.UUID, dt.date, decimal.Decimal, ObjectId)
+    if isinstance(key, bool) or not isinstance(key, storable):
+        reason = f"a key of type {type(key).__name__} cannot be stored; BSON keys are text"
+        raise UsageError(reason, code="key-not-storable")
+    return key.isoformat() if isinstance(key, dt.date) else str(key)
 
 
 def _map_to_bson(value: Mapping[Any, Any], altered: Altered) -> Raw:

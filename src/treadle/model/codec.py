@@ -18,11 +18,11 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DataError, DeclarationError, UsageError
-from treadle.model.adapt import compile_adapt
+from treadle.model.adapt import alias_names, compile_adapt
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED, Altered, Raw, register_converter
 from treadle.model.dump import compile_dump
@@ -111,7 +111,10 @@ def codec_of(model: type[M]) -> Codec[M]:
     with _COMPILING:
         codec = _CODECS.get(model)
         if codec is None:
-            _complete(model)
+            if not model.__pydantic_complete__:
+                model.model_rebuild()
+            # Gives the fields that came with forward references their stored names.
+            getattr(model, "__treadle_complete__", bool)()
             codec = _CODECS[model] = Codec(model, codec_of)
             try:
                 _compile(codec)
@@ -126,13 +129,6 @@ def without_id(model: type[M]) -> Codec[M]:
     codec = copy.copy(codec_of(model))
     codec._dump = compile_dump(codec, with_id=False)
     return codec
-
-
-def stored_name(name: str, info: FieldInfo) -> str:
-    """Return the name that a field has in the database: its Pydantic alias, or its own."""
-    alias = info.validation_alias
-    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-    return info.serialization_alias or next((each for each in choices if isinstance(each, str)), name)
 
 
 def invalid_document(model: type[BaseModel], raw: Any, error: ValidationError) -> InvalidDocument:
@@ -154,15 +150,6 @@ def invalid_document(model: type[BaseModel], raw: Any, error: ValidationError) -
     return invalid
 
 
-def _complete(model: type[BaseModel]) -> None:
-    """Resolve forward references, and give fields that came with them their stored names."""
-    if not model.__pydantic_complete__:
-        model.model_rebuild()
-    complete = getattr(model, "__treadle_complete__", None)
-    if complete is not None:
-        complete()
-
-
 def _compile(codec: Codec[Any]) -> None:
     model = codec.model
     codec.fields = tuple(
@@ -180,8 +167,11 @@ def _compile(codec: Codec[Any]) -> None:
 
 
 def _stored_name(model: type[BaseModel], name: str, info: FieldInfo) -> str:
-    # The id of a document is `_id`, whatever an alias generator makes of it.
-    return "_id" if name == "id" and hasattr(model, "__treadle__") else stored_name(name, info)
+    """Return the name that a field has in the database: its Pydantic alias, or its own."""
+    if name == "id" and hasattr(model, "__treadle__"):
+        # Whatever an alias generator makes of it.
+        return "_id"
+    return info.serialization_alias or next(iter(alias_names(info)), name)
 
 
 def _pairs_in(field: StoredField) -> dict[str, Shape]:

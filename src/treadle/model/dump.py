@@ -104,40 +104,43 @@ def _own_serializers(model: type[BaseModel]) -> set[str]:
     return {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
 
 
-def _serialize(where: str, to_python: Callable[..., Any], value: Any, **options: Any) -> Any:
-    try:
-        return to_python(value, **options)
-    except PydanticSerializationError as error:
-        raise UsageError(f"the serializer of {where} failed: {error}", code="value-not-storable") from error
+def _serializing(where: str, to_python: Callable[..., Any], **options: Any) -> Encoder:
+    """Return an encoder that lets Pydantic serialize, and reports what the author's functions raise."""
+
+    def encode(value: Any, altered: Altered) -> Any:
+        try:
+            serialized = to_python(value, **options)
+        except PydanticSerializationError as error:
+            text = f"the serializer of {where} failed: {error}"
+            raise UsageError(text, code="value-not-storable") from error
+        return to_bson(serialized, altered)
+
+    return encode
 
 
 def _model_encoder(model: type[BaseModel]) -> Encoder:
-    to_python, stamps = model.__pydantic_serializer__.to_python, stamps_of(model)
-
-    def encode(value: BaseModel, altered: Altered) -> Any:
-        document = to_bson(_serialize(model.__name__, to_python, value, by_alias=True), altered)
-        return {**document, **stamps} if stamps else document
-
-    return encode
+    encode = _serializing(model.__name__, model.__pydantic_serializer__.to_python, by_alias=True)
+    stamps = stamps_of(model)
+    return (lambda value, altered: {**encode(value, altered), **stamps}) if stamps else encode
 
 
 def _method_encoder(model: type[BaseModel], name: str) -> Encoder:
     """Return what makes the stored form of a field with a serializer method, which takes the whole model."""
-    to_python, where = model.__pydantic_serializer__.to_python, f"{model.__name__}.{name}"
+    where, options = f"{model.__name__}.{name}", {"include": {name}, "by_alias": False, "round_trip": True}
+    encode = _serializing(where, model.__pydantic_serializer__.to_python, **options)
 
-    def encode(value: BaseModel, altered: Altered) -> Any:
-        serialized = _serialize(where, to_python, value, include={name}, by_alias=False, round_trip=True)
+    def encode_field(value: BaseModel, altered: Altered) -> Any:
+        serialized = encode(value, altered)
         # A field that is excluded from JSON answers is stored all the same, as it is.
-        return to_bson(serialized.get(name, value.__dict__[name]), altered)
+        return serialized[name] if name in serialized else to_bson(value.__dict__[name], altered)
 
-    return encode
+    return encode_field
 
 
 def _custom(codec: ModelCodec, shape: Shape) -> Encoder:
     """A type that only Pydantic can serialize."""
     annotation: Annotation = Annotated[shape.python, *shape.metadata] if shape.metadata else shape.python
-    to_python = type_adapter(annotation, codec.model).dump_python
-    return lambda value, altered: to_bson(_serialize(shape.name, to_python, value, round_trip=True), altered)
+    return _serializing(shape.name, type_adapter(annotation, codec.model).dump_python, round_trip=True)
 
 
 def _encoder(codec: ModelCodec, shape: Shape) -> Encoder | None:

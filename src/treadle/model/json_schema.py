@@ -43,21 +43,20 @@ _BSON_TYPES: dict[type, str | list[str]] = {
     dt.time: "string", dt.timedelta: ["double", "int", "long"],
 }  # fmt: skip
 _ANY_TYPE = ["object", "array", "string", "number", "bool", "date", "objectId", "binData"]
-_LENGTHS = {
-    "string": ("minLength", "maxLength"),
-    "array": ("minItems", "maxItems"),
-    "object": ("minProperties", "maxProperties"),
+# Pydantic's constraints, and the keywords of the server that mean the same.
+_BOUNDS = {"ge": "minimum", "gt": "minimum", "le": "maximum", "lt": "maximum", "multiple_of": "multipleOf"}
+_LIMITS = {
+    "string": {"min_length": "minLength", "max_length": "maxLength"},
+    "array": {"min_length": "minItems", "max_length": "maxItems"},
+    "object": {"min_length": "minProperties", "max_length": "maxProperties"},
+    "int": _BOUNDS,
+    # The server's remainders of other numbers are not Pydantic's.
+    "number": {name: keyword for name, keyword in _BOUNDS.items() if name != "multiple_of"},
 }
-# Attributes of Pydantic's constraints.
-_BOUNDS = (
-    ("ge", "minimum", ""),
-    ("gt", "minimum", "exclusiveMinimum"),
-    ("le", "maximum", ""),
-    ("lt", "maximum", "exclusiveMaximum"),
-)
+_EXCLUSIVE = {"gt": {"exclusiveMinimum": True}, "lt": {"exclusiveMaximum": True}}
 # The keywords that are left out where a field's default breaks them.
-_CONSTRAINTS = {key for pair in _LENGTHS.values() for key in pair} | {
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"
+_CONSTRAINTS = {keyword for limits in _LIMITS.values() for keyword in limits.values()} | {
+    "exclusiveMinimum", "exclusiveMaximum"
 }  # fmt: skip
 
 
@@ -89,40 +88,40 @@ def _object(codec: Codec[Any], inside: Path) -> Schema:
     inside = (*inside, model)
     if model.__pydantic_root_model__:
         return _nullable(codec.fields[0].shape, inside)
-    decorators = model.__pydantic_decorators__
-    functions = [each.info for each in decorators.field_validators.values() if each.info.mode != "before"]
-    functions += [each.info for each in decorators.field_serializers.values()]
-    # What the functions of the model's author return may have any type.
-    is_open = {name for each in functions for name in each.fields}
+    is_open = _open_fields(model)
     properties = {
         each.stored: {} if is_open & {each.name, "*"} else _field(each, inside) for each in codec.fields
     }
     schema: Schema = {"bsonType": "object", "properties": properties}
-    required = [each.stored for each in codec.fields if each.info.is_required() or each.stored == "_id"]
-    if required:
+    if required := [each.stored for each in codec.fields if each.info.is_required() or each.stored == "_id"]:
         schema["required"] = required
     if model.model_config.get("extra") == "forbid":
         schema["additionalProperties"] = False
     return schema
 
 
+def _open_fields(model: type[BaseModel]) -> set[str]:
+    """Return the fields that may have any type, because a function of the model's author comes last."""
+    decorators = model.__pydantic_decorators__
+    validators = [each.info for each in decorators.field_validators.values() if each.info.mode != "before"]
+    serializers = [each.info for each in decorators.field_serializers.values()]
+    return {name for infos in (validators, serializers) for each in infos for name in each.fields}
+
+
 def _field(field: StoredField, inside: Path) -> Schema:
     """Return the schema of a field; a default is not validated, so it may break the field's constraints."""
     shape, info = field.shape, field.info
-    if info.default is None and not shape.optional:
-        shape = replace(shape, optional=True)
+    if info.default is None:
+        return _nullable(replace(shape, optional=True), inside)
     schema = _nullable(shape, inside)
-    constraints = _CONSTRAINTS & schema.keys()
-    if constraints and shape.kind != "union" and _default_may_break(field, inside[-1]):
-        return {key: value for key, value in schema.items() if key not in constraints}
+    if not info.is_required() and _CONSTRAINTS & schema.keys() and _default_may_break(field, inside[-1]):
+        return {key: value for key, value in schema.items() if key not in _CONSTRAINTS}
     return schema
 
 
 def _default_may_break(field: StoredField, model: type[BaseModel]) -> bool:
     """Whether Pydantic would refuse the default of a field."""
     info, factory = field.info, field.info.default_factory
-    if info.is_required() or info.validate_default or (factory is None and info.default is None):
-        return False
     if factory not in (None, list, dict, set, str, int, float):
         # Called for each document, it may return something else each time.
         return True
@@ -158,10 +157,10 @@ def _not_null(shape: Shape, inside: Path) -> Schema:
 
 def _scalar(shape: Shape, inside: Path) -> Schema:
     schema: Schema = {"bsonType": _BSON_TYPES[shape.python]}
-    if shape.python in (int, float, decimal.Decimal):
-        return schema | _bounds(shape)
     if shape.python is str:
-        return schema | _text_lengths(inside) | _lengths(shape, "string")
+        return schema | _text_lengths(inside) | _limits(shape, "string")
+    if shape.python in (int, float, decimal.Decimal):
+        return schema | _limits(shape, "int" if shape.python is int else "number")
     return schema
 
 
@@ -177,9 +176,9 @@ def _map(shape: Shape, inside: Path) -> Schema:
         text: Schema = {"bsonType": "string"}
         pair: Schema = {"k": text, "u": text, **({"v": values} if values else {})}
         items = {"bsonType": "object", "required": ["k", "v"], "properties": pair}
-        return {"bsonType": "array", "items": items} | _lengths(shape, "array")
+        return {"bsonType": "array", "items": items} | _limits(shape, "array")
     schema: Schema = {"bsonType": "object", **({"additionalProperties": values} if values else {})}
-    return schema | _lengths(shape, "object")
+    return schema | _limits(shape, "object")
 
 
 def _array(shape: Shape, inside: Path) -> Schema:
@@ -187,7 +186,7 @@ def _array(shape: Shape, inside: Path) -> Schema:
     if shape.kind == "tuple" and shape.python is not Ellipsis:
         sizes: Schema = {"minItems": len(items), "maxItems": len(items)}
     else:
-        items, sizes = items[0], _lengths(shape, "array")
+        items, sizes = items[0], _limits(shape, "array")
     return {"bsonType": "array", **({"items": items} if items else {}), **sizes}
 
 
@@ -198,6 +197,12 @@ def _union(shape: Shape, inside: Path) -> Schema:
     if all(set(member) == {"bsonType"} for member in members):
         # Each type once, in order.
         return {"bsonType": list(dict.fromkeys(each for member in members for each in _types(member)))}
+    tag = next((mark.discriminator for mark in shape.metadata if isinstance(mark, FieldInfo)), None)
+    for item, member in zip(shape.items, members, strict=True):
+        if isinstance(tag, str) and item.kind == "model" and "properties" in member:
+            # The members are told apart by this field, whether or not it has a default.
+            required = [*member.get("required", []), codec_of(item.python).by_name[tag].stored]
+            member["required"] = list(dict.fromkeys(required))
     return {"anyOf": members}
 
 
@@ -228,39 +233,22 @@ def _text_lengths(inside: Path) -> Schema:
     return {key: length for key, length in lengths.items() if length is not None}
 
 
-def _lengths(shape: Shape, kind: str) -> Schema:
-    """Return `min_length` and `max_length` of text, an array or a map."""
-    least, most = _LENGTHS[kind]
+def _limits(shape: Shape, kind: str) -> Schema:
+    """Return the bounds of a number, and the lengths of text, an array or a map."""
     schema: Schema = {}
     for mark in _constraints(shape):
-        if isinstance(mark, annotated_types.MinLen):
-            schema[least] = max(mark.min_length, schema.get(least, 0))
-        elif isinstance(mark, annotated_types.MaxLen):
-            schema[most] = min(mark.max_length, schema.get(most, mark.max_length))
-    return schema
-
-
-def _bounds(shape: Shape) -> Schema:
-    """Return `ge`, `gt`, `le`, `lt` of a number, and `multiple_of` of a whole one."""
-    schema: Schema = {}
-    for mark in _constraints(shape):
-        for name, key, exclusive in _BOUNDS:
+        for name, keyword in _LIMITS[kind].items():
             limit = _limit(getattr(mark, name, None), shape.python)
             if limit is not None:
-                schema |= {key: limit} | ({exclusive: True} if exclusive else {})
-        step = mark.multiple_of if isinstance(mark, annotated_types.MultipleOf) else None
-        if shape.python is int and type(step) is int and 0 < step < 2**31:
-            schema["multipleOf"] = step
+                schema |= {keyword: limit, **_EXCLUSIVE.get(name, {})}
     return schema
 
 
 def _limit(limit: Any, python: type) -> Any:
     """Return a bound as Pydantic takes it, for the server; None where BSON has no such number."""
-    # 0.1 is not the same number as a float and as a Decimal.
-    if python is decimal.Decimal and isinstance(limit, float):
-        limit = decimal.Decimal(str(limit))
-    elif python is float and isinstance(limit, decimal.Decimal):
-        limit = float(limit)
+    if isinstance(limit, (float, decimal.Decimal)) and python is not int:
+        # 0.1 is not the same number as a float and as a Decimal.
+        limit = python(str(limit))
     with contextlib.suppress(UsageError):
         stored = to_bson(limit, [])
         if type(stored) in (float, Decimal128) or (type(stored) is int and abs(stored) < 2**63):

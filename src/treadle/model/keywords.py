@@ -63,12 +63,15 @@ def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> 
     if "indexes" in values:
         values["indexes"] = (*inherited.indexes, *values["indexes"])
     # A kind belongs to one class; a class that inherits from it is another kind, or has none.
-    values = {"kind": None, **values}
-    for key in values.keys() & {"kind", "default_kind"}:
-        values[key] = values[key].value if isinstance(values[key], enum.Enum) else values[key]
+    values["kind"] = _kind_value(values.get("kind"))
+    values["default_kind"] = _kind_value(values.get("default_kind", inherited.default_kind))
     settings = replace(inherited, **values, patterns={**inherited.patterns, **declared})
     _check(cls.__name__, settings, inherited)
     return settings
+
+
+def _kind_value(kind: Any) -> Any:
+    return kind.value if isinstance(kind, enum.Enum) else kind
 
 
 def _patterns(cls: type, keyword: str, value: Any) -> list[Any]:
@@ -100,24 +103,17 @@ def _check(name: str, now: Settings, inherited: Settings) -> None:
             raise DeclarationError(f"{name} has {keyword}={value!r}; {reason}", code=code)
     former = inherited.discriminator
     if former not in (None, now.discriminator) and inherited.collection == now.collection:
+        reason = f"but the class that it inherits from has {former!r}; one collection has one: leave it out"
         raise DeclarationError(
-            f"{name} has discriminator={now.discriminator!r}, but the class that it inherits from has "
-            f"{former!r}; one collection has one discriminator: leave it out",
-            code="kind-invalid",
+            f"{name} has discriminator={now.discriminator!r}, {reason}", code="kind-invalid"
         )
-    for keyword in ("kind", "default_kind"):
-        if getattr(now, keyword) is not None and now.discriminator is None:
-            raise DeclarationError(
-                f"{name} has {keyword}={getattr(now, keyword)!r}, but neither it nor a class above it says "
-                'where kinds are stored; give the base discriminator="type"',
-                code="kind-invalid",
-            )
+    kind = now.kind if now.default_kind is None else now.default_kind
+    if kind is not None and now.discriminator is None:
+        reason = 'no class says where kinds are stored; give the base discriminator="type"'
+        raise DeclarationError(f"{name} has the kind {kind!r}, but {reason}", code="kind-invalid")
     if now.version is not None and now.version_field == now.discriminator:
-        raise DeclarationError(
-            f"{name} stores its kind and its version in the same field {now.version_field!r}; "
-            "give one of them another name",
-            code="stored-name-clash",
-        )
+        reason = f"kind and version in the same field {now.version_field!r}; rename one of them"
+        raise DeclarationError(f"{name} stores {reason}", code="stored-name-clash")
 
 
 class _Check(NamedTuple):

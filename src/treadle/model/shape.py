@@ -108,17 +108,15 @@ class ModelCodec:
 
 def field_shape(owner: str, name: str, field: FieldInfo) -> Shape:
     """Return the shape of one field of a model; `owner` and `name` are for messages."""
-    return shape_of(field.annotation, tuple(field.metadata), f"{owner}.{name}")
+    marks = [*field.metadata, field] if field.discriminator else field.metadata
+    return shape_of(field.annotation, tuple(marks), f"{owner}.{name}")
 
 
 def shape_of(annotation: Annotation, metadata: Metadata = (), where: str = "value") -> Shape:
     """Return the shape of an annotation; raises DeclarationError for what cannot be stored and read back."""
     annotation, metadata = _unwrap(annotation, metadata)
-    # Compared by name, because for type checkers it is an alias.
-    if any(type(item).__name__ == "SerializeAsAny" for item in metadata):
-        return Shape("any", annotation, metadata=metadata)
-    if annotation is Json or any(_changes_serialization(item) for item in metadata):
-        return Shape("custom", annotation, metadata=metadata)
+    if kind := _serialized_kind(annotation, metadata):
+        return Shape(kind, annotation, metadata=metadata)
     origin: Annotation = get_origin(annotation)
     if origin in (Union, types.UnionType):
         return _union(get_args(annotation), metadata, where)
@@ -144,11 +142,16 @@ def _unwrap(annotation: Annotation, metadata: Metadata) -> tuple[Annotation, Met
             return annotation, metadata
 
 
-def _changes_serialization(item: object) -> bool:
-    """Whether a type is stored in another form than its own; Json as the text that Pydantic parses."""
-    if isinstance(item, (PlainSerializer, WrapSerializer)):
-        return item.when_used not in FOR_JSON_ONLY
-    return type(item) is Json
+def _serialized_kind(annotation: Annotation, metadata: Metadata) -> Kind | None:
+    """Return "any" or "custom" for values that are stored in another form than that of their type."""
+    # Compared by name, because for type checkers it is an alias.
+    if any(type(item).__name__ == "SerializeAsAny" for item in metadata):
+        return "any"
+    serializers = [item for item in metadata if isinstance(item, (PlainSerializer, WrapSerializer))]
+    if any(each.when_used not in FOR_JSON_ONLY for each in serializers):
+        return "custom"
+    # Json is stored as the text that Pydantic parses.
+    return "custom" if annotation is Json or Json in map(type, metadata) else None
 
 
 def _union(members: tuple[Annotation, ...], metadata: Metadata, where: str) -> Shape:
@@ -187,10 +190,8 @@ def _forms(shape: Shape) -> set[str]:
     """Return the BSON types of a union's member, as far as they could be mistaken for another member's."""
     if shape.kind == "scalar":
         return _FORMS.get(shape.python, set())
-    if shape.kind == "enum":
-        # A str or int enum equals its value, so nothing is lost either way.
-        if issubclass(shape.python, (str, int)):
-            return set()
+    # A str or int enum equals its value, so nothing is lost either way.
+    if shape.kind == "enum" and not issubclass(shape.python, (str, int)):
         return set().union(*(_FORMS.get(type(member.value), {"other"}) for member in shape.python))
     return _CONTAINER_FORMS.get(shape.kind, set())
 
@@ -227,7 +228,7 @@ def _check_key(key: Shape, where: str) -> None:
 
 
 def _plain(annotation: Annotation, metadata: Metadata, where: str) -> Shape:
-    if annotation is None or annotation is type(None):
+    if annotation in (None, type(None)):
         return Shape("scalar", type(None), optional=True, metadata=metadata)
     if annotation in (Any, object) or isinstance(annotation, TypeVar):
         return Shape("any", Any, metadata=metadata)
@@ -245,10 +246,10 @@ def _class(annotation: type, metadata: Metadata, where: str) -> Shape:
     if issubclass(annotation, BaseModel):
         return Shape("model", annotation, metadata=metadata)
     scalar = next((base for base in annotation.__mro__ if base in SCALARS), None)
-    is_named_tuple = hasattr(annotation, "_fields")
-    if scalar is not None and not is_named_tuple:
+    if scalar is not None:
         return Shape("scalar", scalar, metadata=metadata)
-    if dataclasses.is_dataclass(annotation) or is_named_tuple:
+    # Dataclasses and named tuples.
+    if dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
         return Shape("custom", annotation, metadata=metadata)
     is_known = hasattr(annotation, "__get_pydantic_core_schema__") or annotation.__module__.startswith(_KNOWN)
     if _has_no_form(annotation) or not (is_known or typing_extensions.is_typeddict(annotation)):
