@@ -21,7 +21,7 @@ from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage, Way, failed
 from treadle.graph.watched import copied
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
 from treadle.plan.server_errors import OBJECT_TOO_LARGE, codes_of, message_of
 

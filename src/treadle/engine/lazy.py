@@ -27,8 +27,8 @@ from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage
-from treadle.model.logs import logger
-from treadle.model.storable import ENCODING_ERRORS
+from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, is_inside, one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
 
@@ -39,7 +39,7 @@ UPGRADE_PAUSE_SECONDS = 0.002
 # How long a reader looks for older documents, to warn of them.
 OLD_DOCUMENTS_MILLISECONDS = 200
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class OldDocuments(UserWarning):

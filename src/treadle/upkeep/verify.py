@@ -24,7 +24,7 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.pattern import STATE, Entry, Rule
-from treadle.model.shown import shown
+from treadle.model.text import escape_text
 from treadle.plan import Plan, Raw, find, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import Unreadable
@@ -134,7 +134,7 @@ def confirm(
 
 def _not_examined(entry: Entry[Any], key: Any, reason: str) -> Finding:
     """A document of which nobody can say whether it is right; `status` lists it with the others."""
-    return Finding("set-aside", entry.model.__name__, key, "", None, shown(reason))
+    return Finding("set-aside", entry.model.__name__, key, "", None, escape_text(reason))
 
 
 def examine_each(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:

@@ -29,7 +29,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Progress, resting
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.storable import ENCODING_ERRORS
+from treadle.model.encodable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import UndecodableId, Unreadable
