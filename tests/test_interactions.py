@@ -105,7 +105,6 @@ class Marker(Document, collection="markers"):
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="r07: a custom type with a serializer is refused in an update")
 def test_an_update_stores_a_custom_type_as_an_insert_does(database):
     store = started(database, Marker)
     store.insert(Marker(id=1, point=Point(1, 2)))
@@ -118,7 +117,6 @@ class Holder(Document, collection="holders"):
     value: Json[dict[str, int]] | None = None
 
 
-@pytest.mark.xfail(strict=True, reason="r08: insert stores a Json field so that get cannot read it")
 def test_a_json_field_is_read_as_it_was_stored(database):
     store = started(database, Holder)
     stored = store.insert(Holder(id=1, value='{"a": 1}'))

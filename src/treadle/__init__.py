@@ -1,4 +1,4 @@
-"""Treadle keeps MongoDB's schema design patterns true."""
+"""MongoDB's schema design patterns as declarations on Pydantic models."""
 
 import gc
 import sys
@@ -6,250 +6,142 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.errors import (
-        BulkFailed,
-        Conflict,
-        DataError,
-        DeclarationError,
-        Failure,
-        NotFound,
-        PartlyDone,
-        TreadleError,
-        UsageError,
-    )
-    from treadle.graph.lifecycle import CreatedAt, UpdatedAt
-    from treadle.graph.limits import Limits
-    from treadle.graph.operations import (
-        Bulk,
-        Delete,
-        DeleteMany,
-        Insert,
-        Replace,
-        Update,
-        UpdateMany,
-        Upsert,
-        Upserted,
-    )
-    from treadle.graph.outcomes import (
-        Action,
-        FieldSummary,
-        Finding,
-        Nested,
-        Page,
-        Progress,
-        State,
-        Summary,
-    )
-    from treadle.model.bson_types import Id
-    from treadle.model.document import Document
-    from treadle.model.indexed import Indexed
-    from treadle.model.pairs import Measured
-    from treadle.patterns.approximation.rule import Approximate
-    from treadle.patterns.archive.rule import Archive
-    from treadle.patterns.attributes import Attributes
-    from treadle.patterns.bucket.rule import Bucket
-    from treadle.patterns.bucket.time_series import TimeSeries
-    from treadle.patterns.computed import Average, Collect, Count, Formula, Max, Min, Sum
-    from treadle.patterns.extended_reference import ExtendedReference
-    from treadle.patterns.history.rule import History
-    from treadle.patterns.links import Links
-    from treadle.patterns.outlier.rule import Outlier
-    from treadle.patterns.rollup import Day, Hour, Minute, Month, Quarter, Rollup, Total, Week, Year
-    from treadle.patterns.schema_versioning import Migration, migration
-    from treadle.patterns.subset import Subset
-    from treadle.patterns.tree.ancestor_array import AncestorArray
-    from treadle.patterns.tree.child_references import ChildReferences
-    from treadle.patterns.tree.materialized_path import MaterializedPath
-    from treadle.patterns.tree.parent_reference import ParentReference
-    from treadle.plan.server_errors import DuplicateKey
-    from treadle.query.field_paths import Unchecked
-    from treadle.store.async_store import AsyncStore
-    from treadle.store.blocking.store import Store
-    from treadle.store.deadline import TimedOut
-    from treadle.upkeep.aside import SetAsideDocument
-    from treadle.upkeep.findings import KeptFinding
-    from treadle.upkeep.jobs import JobStatus
-    from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
-    from treadle.upkeep.schedule import Ran
+    from treadle.errors import BulkFailed as BulkFailed
+    from treadle.errors import Conflict as Conflict
+    from treadle.errors import DataError as DataError
+    from treadle.errors import DeclarationError as DeclarationError
+    from treadle.errors import Failure as Failure
+    from treadle.errors import NotFound as NotFound
+    from treadle.errors import NotSetUp as NotSetUp
+    from treadle.errors import PartlyDone as PartlyDone
+    from treadle.errors import TreadleError as TreadleError
+    from treadle.errors import UsageError as UsageError
+    from treadle.graph.lifecycle import CreatedAt as CreatedAt
+    from treadle.graph.lifecycle import UpdatedAt as UpdatedAt
+    from treadle.graph.limits import Limits as Limits
+    from treadle.graph.operations import Bulk as Bulk
+    from treadle.graph.operations import Delete as Delete
+    from treadle.graph.operations import DeleteMany as DeleteMany
+    from treadle.graph.operations import Insert as Insert
+    from treadle.graph.operations import Replace as Replace
+    from treadle.graph.operations import Update as Update
+    from treadle.graph.operations import UpdateMany as UpdateMany
+    from treadle.graph.operations import Upsert as Upsert
+    from treadle.graph.operations import Upserted as Upserted
+    from treadle.graph.outcomes import Action as Action
+    from treadle.graph.outcomes import FieldSummary as FieldSummary
+    from treadle.graph.outcomes import Finding as Finding
+    from treadle.graph.outcomes import Nested as Nested
+    from treadle.graph.outcomes import Page as Page
+    from treadle.graph.outcomes import Progress as Progress
+    from treadle.graph.outcomes import State as State
+    from treadle.graph.outcomes import Summary as Summary
+    from treadle.model.attributes import Measured as Measured
+    from treadle.model.bson_types import Id as Id
+    from treadle.model.document import Document as Document
+    from treadle.model.document import Indexed as Indexed
+    from treadle.patterns.approximation.rule import Approximate as Approximate
+    from treadle.patterns.archive.rule import Archive as Archive
+    from treadle.patterns.attributes import Attributes as Attributes
+    from treadle.patterns.bucket.rule import Bucket as Bucket
+    from treadle.patterns.bucket.time_series import TimeSeries as TimeSeries
+    from treadle.patterns.computed import Average as Average
+    from treadle.patterns.computed import Collect as Collect
+    from treadle.patterns.computed import Count as Count
+    from treadle.patterns.computed import Formula as Formula
+    from treadle.patterns.computed import Max as Max
+    from treadle.patterns.computed import Min as Min
+    from treadle.patterns.computed import Sum as Sum
+    from treadle.patterns.extended_reference import ExtendedReference as ExtendedReference
+    from treadle.patterns.history.rule import History as History
+    from treadle.patterns.links import Links as Links
+    from treadle.patterns.outlier.rule import Outlier as Outlier
+    from treadle.patterns.rollup import Day as Day
+    from treadle.patterns.rollup import Hour as Hour
+    from treadle.patterns.rollup import Minute as Minute
+    from treadle.patterns.rollup import Month as Month
+    from treadle.patterns.rollup import Quarter as Quarter
+    from treadle.patterns.rollup import Rollup as Rollup
+    from treadle.patterns.rollup import Total as Total
+    from treadle.patterns.rollup import Week as Week
+    from treadle.patterns.rollup import Year as Year
+    from treadle.patterns.schema_versioning import Migration as Migration
+    from treadle.patterns.schema_versioning import migration as migration
+    from treadle.patterns.subset import Subset as Subset
+    from treadle.patterns.tree.ancestor_array import AncestorArray as AncestorArray
+    from treadle.patterns.tree.child_references import ChildReferences as ChildReferences
+    from treadle.patterns.tree.materialized_path import MaterializedPath as MaterializedPath
+    from treadle.patterns.tree.parent_reference import ParentReference as ParentReference
+    from treadle.plan.server_errors import DuplicateKey as DuplicateKey
+    from treadle.query.field_paths import Unchecked as Unchecked
+    from treadle.store.async_store import AsyncStore as AsyncStore
+    from treadle.store.blocking.store import Store as Store
+    from treadle.store.deadline import TimedOut as TimedOut
+    from treadle.upkeep.aside import SetAsideDocument as SetAsideDocument
+    from treadle.upkeep.findings import KeptFinding as KeptFinding
+    from treadle.upkeep.jobs import JobStatus as JobStatus
+    from treadle.upkeep.migrations.run import Migrated as Migrated
+    from treadle.upkeep.migrations.run import Sample as Sample
+    from treadle.upkeep.migrations.run import SetAside as SetAside
+    from treadle.upkeep.schedule import Ran as Ran
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Action",
-    "AncestorArray",
-    "Approximate",
-    "Archive",
-    "AsyncStore",
-    "Attributes",
-    "Average",
-    "Bucket",
-    "Bulk",
-    "BulkFailed",
-    "ChildReferences",
-    "Collect",
-    "Conflict",
-    "Count",
-    "CreatedAt",
-    "DataError",
-    "Day",
-    "DeclarationError",
-    "Delete",
-    "DeleteMany",
-    "Document",
-    "DuplicateKey",
-    "ExtendedReference",
-    "Failure",
-    "FieldSummary",
-    "Finding",
-    "Formula",
-    "History",
-    "Hour",
-    "Id",
-    "Indexed",
-    "Insert",
-    "JobStatus",
-    "KeptFinding",
-    "Limits",
-    "Links",
-    "MaterializedPath",
-    "Max",
-    "Measured",
-    "Migrated",
-    "Migration",
-    "Min",
-    "Minute",
-    "Month",
-    "Nested",
-    "NotFound",
-    "NotSetUp",
-    "Outlier",
-    "Page",
-    "ParentReference",
-    "PartlyDone",
-    "Progress",
-    "Quarter",
-    "Ran",
-    "Replace",
-    "Rollup",
-    "Sample",
-    "SetAside",
-    "SetAsideDocument",
-    "State",
-    "Store",
-    "Subset",
-    "Sum",
-    "Summary",
-    "TimeSeries",
-    "TimedOut",
-    "Total",
-    "TreadleError",
-    "Unchecked",
-    "Update",
-    "UpdateMany",
-    "UpdatedAt",
-    "Upsert",
-    "Upserted",
-    "UsageError",
-    "Week",
-    "Year",
-    "migration",
-]
-
-# Imported when first asked for: `treadle --help` would otherwise wait for the
-# driver and for Pydantic, which take longer to import than all the rest.
-_HOMES = {
-    "Action": "graph.outcomes",
-    "AncestorArray": "patterns.tree.ancestor_array",
-    "Approximate": "patterns.approximation.rule",
-    "Archive": "patterns.archive.rule",
-    "AsyncStore": "store.async_store",
-    "Attributes": "patterns.attributes",
-    "Average": "patterns.computed",
-    "Bucket": "patterns.bucket.rule",
-    "Bulk": "graph.operations",
-    "BulkFailed": "errors",
-    "ChildReferences": "patterns.tree.child_references",
-    "Collect": "patterns.computed",
-    "Conflict": "errors",
-    "Count": "patterns.computed",
-    "CreatedAt": "graph.lifecycle",
-    "DataError": "errors",
-    "Day": "patterns.rollup",
-    "DeclarationError": "errors",
-    "Delete": "graph.operations",
-    "DeleteMany": "graph.operations",
-    "Document": "model.document",
-    "DuplicateKey": "plan.server_errors",
-    "ExtendedReference": "patterns.extended_reference",
-    "Failure": "errors",
-    "FieldSummary": "graph.outcomes",
-    "Finding": "graph.outcomes",
-    "Formula": "patterns.computed",
-    "History": "patterns.history.rule",
-    "Hour": "patterns.rollup",
-    "Id": "model.bson_types",
-    "Indexed": "model.indexed",
-    "Insert": "graph.operations",
-    "JobStatus": "upkeep.jobs",
-    "KeptFinding": "upkeep.findings",
-    "Limits": "graph.limits",
-    "Links": "patterns.links",
-    "MaterializedPath": "patterns.tree.materialized_path",
-    "Max": "patterns.computed",
-    "Measured": "model.pairs",
-    "Migrated": "upkeep.migrations.run",
-    "Migration": "patterns.schema_versioning",
-    "Min": "patterns.computed",
-    "Minute": "patterns.rollup",
-    "Month": "patterns.rollup",
-    "NotFound": "errors",
-    "NotSetUp": "errors",
-    "Outlier": "patterns.outlier.rule",
-    "Nested": "graph.outcomes",
-    "Page": "graph.outcomes",
-    "ParentReference": "patterns.tree.parent_reference",
-    "PartlyDone": "errors",
-    "Progress": "graph.outcomes",
-    "Quarter": "patterns.rollup",
-    "Ran": "upkeep.schedule",
-    "Replace": "graph.operations",
-    "Rollup": "patterns.rollup",
-    "Sample": "upkeep.migrations.run",
-    "SetAside": "upkeep.migrations.run",
-    "SetAsideDocument": "upkeep.aside",
-    "State": "graph.outcomes",
-    "Store": "store.blocking.store",
-    "Subset": "patterns.subset",
-    "Sum": "patterns.computed",
-    "Summary": "graph.outcomes",
-    "TimeSeries": "patterns.bucket.time_series",
-    "TimedOut": "store.deadline",
-    "Total": "patterns.rollup",
-    "TreadleError": "errors",
-    "Unchecked": "query.field_paths",
-    "Update": "graph.operations",
-    "UpdateMany": "graph.operations",
-    "UpdatedAt": "graph.lifecycle",
-    "Upsert": "graph.operations",
-    "Upserted": "graph.operations",
-    "UsageError": "errors",
-    "Week": "patterns.rollup",
-    "Year": "patterns.rollup",
-    "migration": "patterns.schema_versioning",
+# Imported when first used: `treadle --help` would otherwise wait for the driver
+# and for Pydantic, which take longer to import than all the rest.
+_NAMES = {
+    "errors": "BulkFailed Conflict DataError DeclarationError Failure NotFound NotSetUp PartlyDone "
+    "TreadleError UsageError",
+    "graph.lifecycle": "CreatedAt UpdatedAt",
+    "graph.limits": "Limits",
+    "graph.operations": "Bulk Delete DeleteMany Insert Replace Update UpdateMany Upsert Upserted",
+    "graph.outcomes": "Action FieldSummary Finding Nested Page Progress State Summary",
+    "model.attributes": "Measured",
+    "model.bson_types": "Id",
+    "model.document": "Document Indexed",
+    "patterns.approximation.rule": "Approximate",
+    "patterns.archive.rule": "Archive",
+    "patterns.attributes": "Attributes",
+    "patterns.bucket.rule": "Bucket",
+    "patterns.bucket.time_series": "TimeSeries",
+    "patterns.computed": "Average Collect Count Formula Max Min Sum",
+    "patterns.extended_reference": "ExtendedReference",
+    "patterns.history.rule": "History",
+    "patterns.links": "Links",
+    "patterns.outlier.rule": "Outlier",
+    "patterns.rollup": "Day Hour Minute Month Quarter Rollup Total Week Year",
+    "patterns.schema_versioning": "Migration migration",
+    "patterns.subset": "Subset",
+    "patterns.tree.ancestor_array": "AncestorArray",
+    "patterns.tree.child_references": "ChildReferences",
+    "patterns.tree.materialized_path": "MaterializedPath",
+    "patterns.tree.parent_reference": "ParentReference",
+    "plan.server_errors": "DuplicateKey",
+    "query.field_paths": "Unchecked",
+    "store.async_store": "AsyncStore",
+    "store.blocking.store": "Store",
+    "store.deadline": "TimedOut",
+    "upkeep.aside": "SetAsideDocument",
+    "upkeep.findings": "KeptFinding",
+    "upkeep.jobs": "JobStatus",
+    "upkeep.migrations.run": "Migrated Sample SetAside",
+    "upkeep.schedule": "Ran",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)  # noqa: PLE0605 (type checkers read the imports above)
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_imported(f"{__name__}.{home}"), name)
+    value = getattr(_import(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 
 
-def _imported(module: str) -> Any:
-    """A module; without collections meanwhile, which would go through all that was made and find nothing."""
+def _import(module: str) -> Any:
+    """Import a module without garbage collections, which would visit all new objects and free none."""
     if module in sys.modules or not gc.isenabled():
         return import_module(module)
     gc.disable()

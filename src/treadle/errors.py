@@ -1,8 +1,8 @@
-"""Three errors, told apart by who can mend them.
+"""The errors of Treadle, by who can correct them.
 
-`DeclarationError` is the model author's, `DataError` is about what was found
-in the database, `UsageError` is the caller's. Each carries a `code` that has
-a heading of its own in `docs/errors.md`.
+`DeclarationError` is the model author's, `DataError` is about what the
+database holds, `UsageError` is the caller's. Each has a `code`, which has a
+heading in `docs/errors.md`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TreadleError(Exception):
         return f"{self.message} — {self.code}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive the default pickling; whatever a subclass keeps does.
+        # By default, pickling loses keyword-only arguments and the attributes of subclasses.
         return _rebuild, (type(self), self.args), self.__dict__
 
 
@@ -62,7 +62,7 @@ class InvalidValue(UsageError, DataError):
 
 
 class NotFound(UsageError):
-    """There is no such document."""
+    """A document that the call requires does not exist."""
 
     def __init__(self, model: str, identity: object = None, *, code: str = "document-missing") -> None:
         which = "matches the filter" if identity is None else f"has the id {identity!r}"
@@ -72,12 +72,12 @@ class NotFound(UsageError):
 
 
 class Conflict(UsageError):
-    """Somebody else has written the document since the caller read it."""
+    """Another writer has changed the document since the caller read it."""
 
     def __init__(self, model: str, identity: object, *, code: str = "document-changed") -> None:
         super().__init__(
-            f"{model} {identity!r} was written by somebody else since it was read; read it again, and "
-            "decide anew",
+            f"{model} {identity!r} was changed by another writer since it was read; read it again and "
+            "repeat the change",
             code=code,
         )
         self.model = model
@@ -94,7 +94,7 @@ class Failure:
 
 
 class BulkFailed(DataError):
-    """Some writes of a bulk were refused; the others are stored, and maintained."""
+    """Some writes of a bulk were refused; the others are stored, with what is derived from them."""
 
     def __init__(self, failures: Sequence[Failure], of: int, *, code: str = "bulk-failed") -> None:
         first = failures[0]
@@ -107,15 +107,16 @@ class BulkFailed(DataError):
 
 
 class PartlyDone(DataError):
-    """A write of many documents ended at one that was refused; those before it are written, and maintained.
+    """A write of many documents ended at one that was refused; those before it stay written.
 
-    `done` is how many were written, or None where the server did not say; the cause is why it ended.
+    `done` is how many were written, or None where the server did not say; the
+    cause is why the write ended.
     """
 
     def __init__(self, model: str, done: int | None, cause: Exception, *, code: str = "partly-done") -> None:
         reason = cause.message if isinstance(cause, TreadleError) else str(cause)
         for claim in ("; nothing was changed", "; nothing of it was written"):
-            # Of the whole that is not true.
+            # True of the one document, not of the whole call.
             reason = reason.removesuffix(claim)
         number = f"{done} were" if done is not None else "some may have been"
         super().__init__(

@@ -81,7 +81,7 @@ def test_a_bug_raises_out_of_the_worker(store, database, monkeypatch):
     worker = store.worker()
     worker.run_until_idle()
     plant(monkeypatch, "treadle.engine.recompute.Recomputation.expected", KeyError("planted"))
-    plant(monkeypatch, "treadle.upkeep.totals._count", KeyError("planted"))
+    plant(monkeypatch, "treadle.upkeep.totals.Counted._count", KeyError("planted"))
     store.insert(Review(id=3, product_id=1))
     for work in (worker.run_until_idle, worker.run):
         with pytest.raises(KeyError, match="planted"):

@@ -1,4 +1,7 @@
-"""Models survive the way into the database and back, whatever they hold."""
+"""Models survive the way into the database and back, whatever they hold.
+
+Covers: model/adapt, model/bson_types, model/dump
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Documents: ids, class keywords, inheritance."""
+"""Documents: ids, class keywords, inheritance.
+
+Covers: model/keywords
+"""
 
 from __future__ import annotations
 

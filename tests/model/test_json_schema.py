@@ -1,4 +1,7 @@
-"""Validators accept what the models write, and refuse other types."""
+"""Validators accept what the models write, and refuse other types.
+
+Covers: model/codec
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 from hypothesis import given
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pymongo.errors import WriteError
 
 from tests.support import Colour, Level, Point, models_with_documents
@@ -128,3 +131,32 @@ def test_draft_4_has_boolean_exclusive_bounds_and_no_references():
         "properties"
     ]["whole"]
     assert "$ref" not in str(schema)
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Annotated[Cat | Dog, Field(discriminator="kind")],
+        list[Annotated[Cat | Dog, Field(discriminator="kind")]],
+    ],
+)
+def test_the_discriminator_of_a_union_is_required(database, annotation):
+    """Pydantic cannot read a member without it, although the field has a default."""
+    body = {"__annotations__": {"pet": annotation}, "__module__": __name__}
+    model = type(Document)("Owner", (Document,), body, collection="things", validation="strict")
+    Store(database, [model]).setup()
+    dog: Any = {"kind": "dog"}
+    without: Any = {}
+    if annotation.__class__ is type(list[int]):
+        dog, without = [dog], [without]
+    database["things"].insert_one({"pet": dog})
+    with pytest.raises(WriteError, match="failed validation"):
+        database["things"].insert_one({"pet": without})

@@ -19,7 +19,7 @@ from bson import ObjectId
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationInfo, field_validator
 
 from treadle import Count, Document, ExtendedReference, Id, Store
-from treadle.model.lazy_id import LazyObjectId, PromisedId, promise
+from treadle.model.lazy_id import LazyObjectId, PendingId, reserve_id
 
 
 class Review(Document, collection="reviews"):
@@ -197,7 +197,7 @@ def test_an_id_that_nobody_asked_for_has_no_value():
     assert "id" not in product.model_fields_set
     for known in (Product(id=ObjectId()), Product(_id=ObjectId())):
         assert type(vars(known)["id"]) is ObjectId
-        assert promise(known) is None
+        assert reserve_id(known) is None
 
 
 @pytest.mark.parametrize(
@@ -217,25 +217,25 @@ def test_whoever_looks_at_an_id_makes_it_an_ordinary_one(look):
     assert type(identity) is ObjectId
     assert 12 == len(identity.binary)
     product = Product()
-    promised = promise(product)
-    assert promised is not None
+    reserved = reserve_id(product)
+    assert reserved is not None
     identity = vars(product)["id"]
-    assert (PromisedId, False) == (type(identity), promised.known)
+    assert (PendingId, False) == (type(identity), reserved.is_known)
     look(identity)
-    assert (ObjectId, True) == (type(identity), promised.known)
-    assert promised.value == identity
+    assert (ObjectId, True) == (type(identity), reserved.is_known)
+    assert reserved.value == identity
 
 
 def test_an_id_is_promised_once():
     product = Product()
-    first = promise(product)
+    first = reserve_id(product)
     assert first is not None
-    assert promise(product) is None
+    assert reserve_id(product) is None
     assert first.value == product.id
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-@pytest.mark.parametrize("kind", [LazyObjectId, PromisedId])
+@pytest.mark.parametrize("kind", [LazyObjectId, PendingId])
 def test_a_copy_of_an_id_is_the_same_id(again, kind):
     identity = kind()
     copied = again(identity)

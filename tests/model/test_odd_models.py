@@ -1,4 +1,7 @@
-"""Models as users write them: each survives set-up, a write, a read, and a second set-up."""
+"""Models as users write them: each survives set-up, a write, a read, and a second set-up.
+
+Covers: model/codec, model/dump, model/shape
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,18 @@ from pydantic import (
     Field,
     HttpUrl,
     IPvAnyAddress,
+    Json,
     JsonValue,
     MongoDsn,
     NaiveDatetime,
     PlainSerializer,
+    PlainValidator,
     RootModel,
     Secret,
     SecretBytes,
     SecretStr,
     SerializeAsAny,
+    field_serializer,
     field_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -42,6 +48,7 @@ from pymongo.collation import Collation
 
 from treadle import DataError, DeclarationError, Document, Indexed, Store, Sum, UsageError
 from treadle.model.codec import codec_of
+from treadle.model.dump import encoder_of, field_encoder
 
 
 class Frozen(BaseModel):
@@ -52,6 +59,26 @@ class Frozen(BaseModel):
 @dataclass(frozen=True)
 class Point:
     x: int
+
+
+class Version:
+    """A class that Pydantic does not know; its serializer and validator stand on the fields."""
+
+    def __init__(self, major: int, minor: int) -> None:
+        self.parts = (major, minor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Version) and other.parts == self.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+
+Versioned = Annotated[
+    Any,
+    PlainValidator(lambda value: value if isinstance(value, Version) else Version(*value)),
+    PlainSerializer(lambda value: list(value.parts), return_type=list[int]),
+]
 
 
 class Movie(typing_extensions.TypedDict):
@@ -143,6 +170,11 @@ ODD = [
     (RootModel[list[int]], RootModel[list[int]]([1])),
     (Annotated[float, Field(gt=0), AfterValidator(round)], 3.7),
     (SerializeAsAny[Animal], Pet(name="Rex", owner="Ann")),
+    (Json[dict[str, int]] | None, '{"a": 1}'),
+    (Json, '"text"'),
+    (list[Json[int]], ["1", "2"]),
+    (Versioned, Version(1, 2)),
+    (dict[str, Versioned], {"a": Version(1, 2)}),
 ]
 
 
@@ -159,6 +191,57 @@ def test_odd_annotations_survive(database, annotation, value):
         assert {"name": "Rex", "owner": "Ann"} == store.collection(model).find_one()["x"]
     else:
         assert stored == read
+
+
+@pytest.mark.parametrize(
+    ("annotation", "path", "first", "second"),
+    [
+        (Versioned, "x", Version(1, 2), Version(3, 4)),
+        (list[Versioned], "x.0", [Version(1, 2)], Version(3, 4)),
+        (dict[str, Versioned], "x.a", {"a": Version(1, 2)}, Version(3, 4)),
+        (Annotated[str, PlainSerializer(str.upper)], "x", "A", "b"),
+        (list[Annotated[int, PlainSerializer(str)]], "x.0", [1], 2),
+        (Json[int], "x", "1", "2"),
+    ],
+    ids=str,
+)
+def test_a_value_is_encoded_alike_in_every_position(annotation, path, first, second):
+    model = model_of(annotation)
+    codec = codec_of(model)
+    (field,) = [each for each in codec.fields if each.name == "x"]
+    shape = field.shape if path == "x" else field.shape.items[-1]
+    encode = field_encoder(codec, field) if path == "x" else encoder_of(codec, shape)
+    whole = {"x": second, "x.0": [second], "x.a": {"a": second}}[path]
+    value = model(x=whole).x
+    alone = value if path == "x" else value[0 if path == "x.0" else "a"]
+    stored = codec.dump(model(x=whole), [])["x"]
+    assert encode(alone, []) == (stored if path == "x" else stored[0 if path == "x.0" else "a"])
+    assert encode(alone, []) != codec.dump(model(x=first), [])["x"]
+
+
+def test_a_serializer_method_encodes_a_single_value(run, database):
+    class Doubled(Document, collection="odd"):
+        n: int = 1
+        factor: int = 2
+
+        @field_serializer("n")
+        def multiply(self, value: int) -> int:
+            return value * self.factor
+
+    store = run.store([Doubled])
+    stored = store.insert(Doubled(n=3))
+    assert 6 == database["odd"].find_one()["n"]
+    store.update(Doubled, stored.id, {"$set": {"n": 5}})
+    assert 10 == database["odd"].find_one()["n"]
+
+
+def test_the_error_of_a_serializer_names_its_field(run):
+    class Broken(Document, collection="odd"):
+        n: Annotated[int, PlainSerializer(lambda value: 1 // value)]
+
+    with pytest.raises(UsageError, match="serializer of") as caught:
+        run.store([Broken]).insert(Broken(n=0))
+    assert "value-not-storable" == caught.value.code
 
 
 class Site(HttpUrl):

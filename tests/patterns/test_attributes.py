@@ -1,4 +1,7 @@
-"""Many optional fields as pairs under one index, behind the names that callers use."""
+"""Many optional fields as pairs under one index, behind the names that callers use.
+
+Covers: model/attributes
+"""
 
 from __future__ import annotations
 

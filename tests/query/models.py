@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
@@ -11,8 +12,11 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     RootModel,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_validator,
 )
@@ -45,6 +49,35 @@ class Line(BaseModel):
 
 class Root(RootModel[dict[str, int]]):
     pass
+
+
+class Size(Enum):
+    SMALL = 1
+    LARGE = 2
+
+
+# BSON's form of a timedelta is seconds, which the validator would read as days.
+Days = Annotated[
+    timedelta,
+    PlainValidator(lambda value: value if isinstance(value, timedelta) else timedelta(days=value)),
+    PlainSerializer(lambda value: value.days),
+]
+
+
+class Task(Document, collection="tasks"):
+    takes: Days = timedelta()
+    steps: list[Days] = []
+    named: dict[str, Days] = {}
+    size: Size = Size.SMALL
+
+    @field_serializer("size")
+    def _size_name(self, value: Size) -> str:
+        return value.name
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _size_by_name(cls, value: Any) -> Any:
+        return Size[value] if isinstance(value, str) else value
 
 
 class Order(Document, collection="orders", naming="camel"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 import uuid
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Annotated
 
@@ -16,7 +16,7 @@ import pytest
 from bson import Decimal128, ObjectId
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator
 
-from tests.query.models import Address, Order, codec_of, paths_of
+from tests.query.models import Address, Order, Size, Task, codec_of, paths_of
 from treadle import Unchecked, UsageError
 from treadle.query.filters import confine, parse_condition, parse_filter, parse_match, sort_keys
 from treadle.query.updates import parse_update
@@ -146,6 +146,21 @@ def test_the_condition_of_a_declaration_may_name_anything():
     condition = parse_condition(codec_of(Order), {"nmae": Decimal(1), "customerId": TEXT, "specs.a": 1})
     assert (Decimal128("1"), ID) == (condition["nmae"], condition["customerId"])
     assert [{"specs": {"$elemMatch": {"k": "a", "v": {"$eq": 1}}}}] == condition["$and"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        ({"takes": timedelta(5)}, {"takes": 5}),
+        ({"takes": {"$in": (timedelta(5), 6)}}, {"takes": {"$in": [5, 6]}}),
+        ({"named.a": {"$gt": timedelta(5)}}, {"named.a": {"$gt": 5}}),
+        ({"size": Size.LARGE}, {"size": "LARGE"}),
+        ({"size": {"$nin": [Size.LARGE, "SMALL"]}}, {"size": {"$nin": ["LARGE", "SMALL"]}}),
+    ],
+    ids=str,
+)
+def test_a_filter_compares_with_what_a_serializer_stores(filter, expected):
+    assert expected == parse_filter(paths_of(Task), filter)
 
 
 def test_a_match_stage_sees_the_pairs_that_are_stored():

@@ -5,14 +5,25 @@ Covers: query/updates, query/field_types.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from bson import Decimal128, ObjectId
 
-from tests.query.models import Address, Line, Loose, Maintained, Order, Ordered, codec_of, paths_of
+from tests.query.models import (
+    Address,
+    Line,
+    Loose,
+    Maintained,
+    Order,
+    Ordered,
+    Size,
+    Task,
+    codec_of,
+    paths_of,
+)
 from treadle import Unchecked, UsageError
 from treadle.query.field_types import load_what_fits
 from treadle.query.updates import ParsedUpdate, parse_update
@@ -99,6 +110,32 @@ def test_values_are_sent_as_an_insert_would_store_them(update, expected, exact):
 )  # fmt: skip
 def test_a_value_that_does_not_fit_is_refused_before_anything_is_sent(update):
     assert "document-invalid" == code_of(update)
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ({"$set": {"takes": timedelta(5)}}, {"$set": {"takes": 5}}),
+        ({"$set": {"takes": 5}}, {"$set": {"takes": 5}}),
+        ({"$set": {"steps": (timedelta(5),)}}, {"$set": {"steps": [5]}}),
+        ({"$set": {"steps.0": timedelta(5)}}, {"$set": {"steps.0": 5}}),
+        ({"$set": {"named.a": timedelta(5)}}, {"$set": {"named.a": 5}}),
+        ({"$push": {"steps": {"$each": (timedelta(5), 6), "$slice": -9}}}, {"$push": {"steps": {"$each": [5, 6], "$slice": -9}}}),
+        ({"$addToSet": {"steps": timedelta(5)}}, {"$addToSet": {"steps": 5}}),
+        ({"$pull": {"steps": {"$gt": timedelta(5)}}}, {"$pull": {"steps": {"$gt": 5}}}),
+        ({"$set": {"size": Size.LARGE}}, {"$set": {"size": "LARGE"}}),
+        ({"$set": {"size": 2}}, {"$set": {"size": "LARGE"}}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_value_with_a_serializer_is_stored_as_by_an_insert(update, expected):
+    assert expected == parsed(update, model=Task).update
+
+
+def test_array_filters_compare_with_what_a_serializer_stores():
+    update = {"$set": {"steps.$[step]": timedelta(1)}}
+    sent = parsed(update, model=Task, array_filters=[{"step": {"$gte": timedelta(5)}}])
+    assert [{"step": {"$gte": 5}}] == sent.array_filters
 
 
 def test_a_refused_value_is_named_by_its_whole_path():

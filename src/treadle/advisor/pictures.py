@@ -15,7 +15,7 @@ from typing import NamedTuple
 from treadle.advisor.facts import Bin, Distribution, Relation, Scan
 from treadle.advisor.report import rebin
 from treadle.advisor.wording import cut, number
-from treadle.model.shown import shown
+from treadle.model.text import escape_text
 
 WIDTH, HEIGHT = 460, 150
 LEFT, BOTTOM, TOP = 8, 34, 18
@@ -34,7 +34,7 @@ Show = Callable[[float], str]
 
 def text(value: str) -> str:
     """Escaped text, safe inside attributes too."""
-    return escape(shown(value), quote=True)
+    return escape(escape_text(value), quote=True)
 
 
 def histogram(number_: int, title: str, distribution: Distribution, show: Show) -> str:

@@ -11,7 +11,7 @@ from treadle.advisor.facts import Scan
 from treadle.advisor.interface import Finding
 from treadle.advisor.report import Report
 from treadle.advisor.wording import duration, number, plural, share
-from treadle.model.shown import shown
+from treadle.model.text import escape_text
 
 _STYLES = {"info": "cyan", "warning": "yellow", "problem": "bold red"}
 
@@ -22,7 +22,7 @@ def show(report: Report, console: Console, declarations: bool = True) -> None:
     documents = sum(facts.count for facts in scan.collections.values())
     console.print(
         Text(
-            f"{shown(scan.database)}: {plural(len(scan.names), 'collection')}, "
+            f"{escape_text(scan.database)}: {plural(len(scan.names), 'collection')}, "
             f"{plural(documents, 'document')}, "
             f"{plural(len(scan.relations), 'relation')}, workload {_workload(scan)}"
         )
@@ -34,15 +34,15 @@ def show(report: Report, console: Console, declarations: bool = True) -> None:
         for each in report.findings:
             table.add_row(
                 each.code,
-                Text(shown(each.where)),
+                Text(escape_text(each.where)),
                 Text(each.severity, style=_STYLES[each.severity]),
                 each.confidence,
-                Text(shown(each.summary)),
+                Text(escape_text(each.summary)),
             )
         console.print(table)
     for place, each in enumerate(report.findings if declarations else (), 1):
         console.print()
-        console.rule(Text(f"{place}. {each.rule.title}: {shown(each.where)}"), align="left")
+        console.rule(Text(f"{place}. {each.rule.title}: {escape_text(each.where)}"), align="left")
         _show_finding(each, console)
     _show_rest(report, console)
 
@@ -66,7 +66,7 @@ def _show_finding(each: Finding, console: Console) -> None:
         *(f"Then: {step}" for step in each.steps),
     ]
     for line in lines:
-        console.print(Text(shown(line)))
+        console.print(Text(escape_text(line)))
     # Not wrapped, so that what is copied from the terminal is still Python.
     code = Syntax(each.declaration, "python", theme="ansi_light").highlight(each.declaration)
     console.print(code, soft_wrap=True)
@@ -76,11 +76,11 @@ def _show_rest(report: Report, console: Console) -> None:
     if not report.findings:
         console.print("Nothing to change was found.")
     if report.healthy:
-        console.print(Text("Healthy: " + ", ".join(shown(facts.name) for facts in report.healthy)))
+        console.print(Text("Healthy: " + ", ".join(escape_text(facts.name) for facts in report.healthy)))
     for facts in report.scan.collections.values():
         notes = [facts.skipped] if facts.skipped else facts.notes
         if notes:
-            console.print(Text(shown(f"{facts.name}: {'; '.join(notes)}"), style="dim"))
+            console.print(Text(escape_text(f"{facts.name}: {'; '.join(notes)}"), style="dim"))
 
 
 def show_decisions(report: Report, console: Console) -> None:
@@ -89,7 +89,7 @@ def show_decisions(report: Report, console: Console) -> None:
         console.print("No relation between two collections was found.")
     for relation, decision in report.decisions:
         children = relation.children
-        where = shown(f"{relation.child}.{relation.path} to {relation.parent}")
+        where = escape_text(f"{relation.child}.{relation.path} to {relation.parent}")
         console.print(Text(f"{where}: {decision.advice}", style="bold"))
         for answer in decision.path:
             console.print(Text(f"  {answer.question} {answer.answer}"))

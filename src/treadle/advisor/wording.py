@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from treadle.model.shown import shown
+from treadle.model.text import escape_text
 
 
 def size(number: float) -> str:
@@ -55,5 +55,5 @@ def names(values: list[str], most: int = 8) -> str:
 
 def cut(text: str, length: int) -> str:
     """Printable text that is not longer than this."""
-    text = shown(text)
+    text = escape_text(text)
     return text if len(text) <= length else text[: length - 1] + "…"

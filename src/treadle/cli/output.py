@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from treadle.errors import UsageError
-from treadle.model.shown import shown_json, shown_lines
+from treadle.model.text import escape_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def stderr() -> Console:
 
 def say(text: str = "", *, err: bool = False) -> None:
     """Print lines, as results or beside them; what comes from data steers no terminal."""
-    typer.echo(shown_lines(text), err=err)
+    typer.echo(escape_lines(text), err=err)
 
 
 def print_table(
@@ -59,7 +59,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[Text(shown_lines(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    cells = [[Text(escape_lines(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
     table = Table(title=Text(title, no_wrap=True) if title else None, title_justify="left")
     for number, heading in enumerate(headings):
         if heading in (headings[-1:] if wrapped is None else wrapped):
@@ -79,7 +79,19 @@ def print_table(
 
 def print_json(value: Any, **options: Any) -> None:
     """Print JSON; dataclasses become objects, and dates ISO 8601."""
-    typer.echo(shown_json(json.dumps(value, indent=2, default=_plain, **options)))
+    typer.echo(escape_json(json.dumps(value, indent=2, default=_plain, **options)))
+
+
+def escape_json(text: str) -> str:
+    """Escape what is not printable in JSON, so that it means the same, and keep its line breaks."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(each if each == "\n" or each.isprintable() else _escape_in_json(each) for each in text)
+
+
+def _escape_in_json(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def _plain(value: Any) -> Any:
@@ -92,7 +104,7 @@ def print_extended_json(value: Any) -> None:
     """Print relaxed Extended JSON, in which ids keep their type."""
     from bson import json_util
 
-    typer.echo(shown_json(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS, indent=2)))
+    typer.echo(escape_json(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS, indent=2)))
 
 
 def counted(number: int, noun: str) -> str:

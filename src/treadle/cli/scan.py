@@ -130,7 +130,9 @@ def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Re
 @contextmanager
 def scan_bar(console: Console | None = None) -> Iterator[Callable[[Step], None]]:
     """A progress bar that names what is measured."""
-    from treadle.model.shown import shown
+    from treadle.model.text import escape_text
 
     with step_bar(console) as report:
-        yield lambda step: report(shown(step.what)[:STEP_LENGTH].ljust(STEP_LENGTH), step.done, step.total)
+        yield lambda step: report(
+            escape_text(step.what)[:STEP_LENGTH].ljust(STEP_LENGTH), step.done, step.total
+        )

@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.pattern import Entry
-from treadle.model.codec import Codec
+from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
-from treadle.model.logs import logger
-from treadle.model.shown import shown
-from treadle.model.stored import InvalidDocument
+from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, by_id, update_one
 from treadle.query.comparison import identical
 from treadle.query.field_types import load_what_fits
@@ -25,7 +23,7 @@ from treadle.query.keys import freeze
 
 D = TypeVar("D", bound=Document)
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def require_valid(
@@ -78,7 +76,7 @@ def as_written(entry: Entry[D], raw: Raw) -> D:
         log.warning(
             "%s %s was written, but does not fit its model (%s); what does not is returned as it is stored",
             entry.model.__name__,
-            shown(raw.get("_id")),
+            escape_text(raw.get("_id")),
             error.code,
         )
     exact = entry.of(raw) if entry.family is not None else entry

@@ -25,14 +25,14 @@ from treadle.engine.work import Failed, Work, as_they_are_now
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.graph.quarantine import set_aside
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document, is_bug
 
 R = TypeVar("R")
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class Commit:

@@ -22,8 +22,8 @@ from treadle.graph.pattern import Entry
 from treadle.graph.stored_pages import chunks
 from treadle.model.codec import Codec
 from treadle.model.document import Document
-from treadle.model.shown import quoted
-from treadle.model.storable import check_batch, check_depth, require_encodable, too_deep
+from treadle.model.encodable import check_batch, require_encodable, too_deep
+from treadle.model.text import quote
 from treadle.plan import (
     NO_OPTIONS,
     Call,
@@ -86,12 +86,9 @@ class translated:
 def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
     """The document to store; refuses what the server would."""
     try:
-        raw = entry.codec.dump(document, altered)
+        return entry.codec.dump(document, altered)
     except RecursionError:
         raise too_deep(entry.model.__name__) from None
-    if not entry.codec.bounded_depth:
-        check_depth(raw, entry.model.__name__)
-    return raw
 
 
 def dump_all(
@@ -100,13 +97,9 @@ def dump_all(
     """The documents to store, by the entry's codec or another; refuses what the server would."""
     codec = codec or entry.codec
     try:
-        raws = codec.dump_all(documents, altered)
+        return codec.dump_all(documents, altered)
     except RecursionError:
         raise too_deep(entry.model.__name__) from None
-    if not codec.bounded_depth:
-        for raw in raws:
-            check_depth(raw, entry.model.__name__)
-    return raws
 
 
 def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
@@ -281,7 +274,7 @@ def check_window(skip: Any, limit: Any) -> None:
         if value is not None and not (whole and least <= value < 2**63):
             # Of a limit of 0 the server makes none at all.
             raise UsageError(
-                f"{name}={quoted(value)} is not a whole number from {least}", code="filter-invalid"
+                f"{name}={quote(value)} is not a whole number from {least}", code="filter-invalid"
             )
 
 

@@ -29,7 +29,7 @@ from treadle.graph.outcomes import Page
 from treadle.graph.pattern import Entry
 from treadle.graph.stored_pages import chunks
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, is_inside
 from treadle.query.filters import Sort
 

@@ -34,14 +34,14 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, outside
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED
 
 # Actions that the warning names.
 ACTIONS_SHOWN_MAX = 10
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class IndexCheck:

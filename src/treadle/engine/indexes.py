@@ -16,8 +16,9 @@ from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import to_bson
-from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
-from treadle.model.indexed import Indexed
+from treadle.model.codec import Codec, StoredField, codec_of
+from treadle.model.document import Indexed
+from treadle.model.dump import omitted_when_none
 from treadle.model.json_schema import stored_types
 from treadle.plan import Plan, Raw, aggregate, create, database_command
 from treadle.plan.server_errors import DUPLICATE_KEY, is_refusal, message_of

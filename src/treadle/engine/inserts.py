@@ -22,8 +22,8 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.model.lazy_id import Promise, promise, reveal
-from treadle.model.storable import check_batch
+from treadle.model.encodable import check_batch
+from treadle.model.lazy_id import ReservedId, publish_ids, reserve_id
 from treadle.plan import (
     Call,
     Plan,
@@ -66,23 +66,23 @@ class Insert(Work[list[D]]):
         self.entry = entry
         self.documents = list(documents)
         derived = self._derived = derivation(entry)
-        self.promises: list[Promise | None] = []
+        self.reserved: list[ReservedId | None] = []
         # The documents as later reads will show them, if Treadle maintains nothing in them.
         self.as_stored: list[D] = []
         raws: list[Raw] = []
         fresh: list[bool] = []
         for document in self.documents:
             # Nobody refers to an id that nobody can know, unless the documents refer to each other.
-            promised = None if derived.among_themselves else promise(document)
+            reserved = None if derived.among_themselves else reserve_id(document)
             altered: list[Any] = []
             raw = crud.dump(entry, document, altered)
-            if promised is not None:
-                raw["_id"] = promised.value
+            if reserved is not None:
+                raw["_id"] = reserved.value
             self.as_stored.append(crud.as_stored(entry, document, raw, altered))
             raw.pop(RESERVED, None)
-            self.promises.append(promised)
+            self.reserved.append(reserved)
             raws.append(raw)
-            fresh.append(promised is not None)
+            fresh.append(reserved is not None)
         if len(raws) > 1:
             check_batch(raws, entry.model.__name__)
         self.batch = Batch(raws, fresh, given={rule: list(each) for rule, each in (given or {}).items()})
@@ -111,7 +111,7 @@ class Insert(Work[list[D]]):
     def joined(self, other: Insert[D]) -> Insert[D]:
         both = copy.copy(self)
         both.documents = [*self.documents, *other.documents]
-        both.promises = [*self.promises, *other.promises]
+        both.reserved = [*self.reserved, *other.reserved]
         both.as_stored = [*self.as_stored, *other.as_stored]
         both.batch = self.batch.joined(other.batch)
         return both
@@ -168,7 +168,7 @@ class Insert(Work[list[D]]):
         return batch.raws
 
     def reveal(self) -> list[Any]:
-        return reveal(self.promises)
+        return publish_ids(self.reserved)
 
     def _gather(self, known: Sequence[Raw], rules: Sequence[GatherRule], server: Capabilities) -> Plan[None]:
         """Fill targets that are inserted after their sources."""

@@ -18,14 +18,14 @@ from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.graph.quarantine import readable, set_aside
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import Unreadable
 from treadle.plan.server_errors import is_about_one_document
 
 COLLECTION = "treadle.intents"
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def _fan_out_id(fan_out: FanOut) -> Raw:

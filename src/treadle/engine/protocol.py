@@ -28,7 +28,7 @@ from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import around
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, find, is_inside, server_facts, share
 from treadle.plan.server_errors import is_bug, surely_not_committed
 
@@ -37,7 +37,7 @@ GIVE_WAY_MAX = 20
 
 R = TypeVar("R")
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class WriteProtocol:

@@ -20,7 +20,7 @@ from treadle.graph.stored_pages import chunks
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import codec_of
-from treadle.model.shown import quoted
+from treadle.model.text import quote
 from treadle.plan import Call, Plan, Raw, Read, find, find_one
 from treadle.query import keyset
 from treadle.query.attributes import refuse_attributes
@@ -138,7 +138,7 @@ def page(
     """The documents after a place in the order of the sort, and the place where the next page begins."""
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= PAGE_MAX:
         raise UsageError(
-            f"size={quoted(size)}; a page has from 1 to {PAGE_MAX:,} documents",
+            f"size={quote(size)}; a page has from 1 to {PAGE_MAX:,} documents",
             code="filter-invalid",
         )
     keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.field_paths)) or []

@@ -21,7 +21,7 @@ from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
@@ -34,7 +34,7 @@ Gather = Callable[[Sequence[Any], Capabilities, Sequence[Any], Sequence[Raw]], P
 
 R = TypeVar("R", bound=Rule)
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def recompute(

@@ -16,8 +16,8 @@ from pymongo.errors import PyMongoError
 from treadle.errors import DataError
 from treadle.graph.pattern import Entry
 from treadle.graph.versions import Upgraded
-from treadle.model.logs import logger
-from treadle.model.storable import ENCODING_ERRORS
+from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.text import get_logger
 from treadle.plan import (
     Plan,
     Raw,
@@ -33,7 +33,7 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 # -- for readers --------------------------------------------------------------------------------

@@ -21,10 +21,9 @@ from treadle.graph.pattern import Entry
 from treadle.graph.store_codec import unknown_kind
 from treadle.model.adapt import Adapt, accepted_keys, adapter_of
 from treadle.model.bson_types import Raw, to_bson
-from treadle.model.codec import Codec, codec_of
+from treadle.model.codec import Codec, StoredField, codec_of, invalid_document, validator_failed
 from treadle.model.keywords import stamped_names
 from treadle.model.shape import Shape, field_shape
-from treadle.model.stored import StoredField, invalid, validator_failed
 from treadle.query.paths import ARRAYS, outermost
 
 C = TypeVar("C", bound=BaseModel)
@@ -242,7 +241,7 @@ def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
             try:
                 return validate(raw)
             except ValidationError as error:
-                raise invalid(model, raw, error) from None
+                raise invalid_document(model, raw, error) from None
             except Exception as error:
                 # As in `Codec.load`.
                 raise validator_failed(model, raw, error) from error
@@ -253,7 +252,7 @@ def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
             try:
                 return validate(pick(raw))
             except ValidationError as error:
-                raise invalid(model, raw, error) from None
+                raise invalid_document(model, raw, error) from None
             except Exception as error:
                 # As in `Codec.load`.
                 raise validator_failed(model, raw, error) from error

@@ -16,12 +16,12 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
 from treadle.model.document import Document
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities
 from treadle.query.filters import Sort
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 D = TypeVar("D", bound=Document)
 READINGS = "only models with bucket= or timeseries= have this"

@@ -37,9 +37,9 @@ from treadle.graph.versions import VersionChain
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.document import Document
+from treadle.model.encodable import refuse_unsendable, too_deep
 from treadle.model.shape import Shape, field_shape
-from treadle.model.shown import quoted
-from treadle.model.storable import refuse_unsendable, too_deep
+from treadle.model.text import quote
 from treadle.plan import Plan, Raw, by_id
 from treadle.plan.capabilities import Capabilities
 from treadle.query.field_paths import FieldPaths
@@ -577,7 +577,7 @@ class Entry(Generic[D]):
             identity = to_bson(self._identity.validate_python(value), [])
         except ValidationError as error:
             raise UsageError(
-                f"{quoted(value)} is not an id of {self.model.__name__}: "
+                f"{quote(value)} is not an id of {self.model.__name__}: "
                 + ("write await before it" if isawaitable(value) else error.errors()[0]["msg"]),
                 code="id-invalid",
             ) from error

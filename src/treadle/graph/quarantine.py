@@ -22,9 +22,8 @@ from pymongo.errors import PyMongoError
 
 from treadle.errors import TreadleError
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.logs import logger
-from treadle.model.shown import shown
-from treadle.model.storable import ENCODING_ERRORS
+from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, update_one
 from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import is_about_one_document, message_of, refusals
@@ -35,7 +34,7 @@ REASON_LENGTH_MAX = 500
 
 R = TypeVar("R")
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[None]:
@@ -43,7 +42,7 @@ def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[N
     code = code_of(error)
     if (yield from note_aside(label, collection, key, message_of(error), code)):
         # What the server says may quote the document, and has no place in a log.
-        log.warning("%s: %s %s was set aside (%s)", label, collection, shown(key), code)
+        log.warning("%s: %s %s was set aside (%s)", label, collection, escape_text(key), code)
 
 
 def note_aside(
@@ -53,7 +52,7 @@ def note_aside(
     named = storable_key(key)
     identity = {"rule": label, "collection": collection, "key": named}
     sets: Raw = {
-        "reason": {"$literal": shown(reason, REASON_LENGTH_MAX)},
+        "reason": {"$literal": escape_text(reason, REASON_LENGTH_MAX)},
         "code": {"$literal": code},
         "since": {"$ifNull": ["$since", "$$NOW"]},
         "at": "$$NOW",

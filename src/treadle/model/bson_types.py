@@ -1,10 +1,10 @@
-"""Python values and their BSON forms, where PyMongo's own encoder does not know them.
+"""Python values and their BSON forms, where PyMongo's encoder does not know them.
 
 `Decimal` is stored as Decimal128, an enum as its value, a `date` as midnight
 UTC, a set as an array, a `timedelta` as seconds, a `time` as ISO text. A
-`datetime` is cut to milliseconds and read as UTC; a naive one is taken to be
-UTC. Everything that loses something on the way notes it in `altered`, so that
-a caller can be shown what was really stored.
+`datetime` is cut to milliseconds and stored in UTC; a naive one is taken to be
+UTC. A conversion that loses something notes the value in `altered`, so that
+the caller can be shown what was stored.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ import datetime as dt
 import decimal
 import enum
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from bson import ObjectId
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128
-from pydantic import GetCoreSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetPydanticSchema, TypeAdapter
 from pydantic_core import core_schema
 
 from treadle.errors import UsageError
-from treadle.model.lazy_id import LazyObjectId, made
+from treadle.model.lazy_id import LazyObjectId, materialize
 
 # A stored document, and the filters and updates of MongoDB's language.
 Raw: TypeAlias = dict[str, Any]
 Filter: TypeAlias = Mapping[str, Any]
 Update: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+# Values of which a conversion lost something.
+Altered: TypeAlias = list[Any]
+Converter: TypeAlias = Callable[[Any, Altered], Any]
 
 UTC = dt.UTC
-# Treadle's own state in a document; nothing else is ever added to one.
+# The sub-document for Treadle's own state; nothing else is ever added to a document.
 RESERVED = "_treadle"
 
-# Every read and write of Treadle goes through these options, so that dates are
-# aware and UUIDs are standard whatever the client was opened with.
-CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
+# Every read and write of Treadle uses these options, so that dates are aware and
+# UUIDs are standard, however the client was opened.
+CODEC_OPTIONS: CodecOptions[Raw] = CodecOptions(
     tz_aware=True,
     tzinfo=UTC,
     uuid_representation=UuidRepresentation.STANDARD,
@@ -46,43 +49,31 @@ CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 # The same without the time zone, for reads of many dates.
-NAIVE_CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CODEC_OPTIONS.with_options(tz_aware=False, tzinfo=None)
+NAIVE_CODEC_OPTIONS: CodecOptions[Raw] = CODEC_OPTIONS.with_options(tz_aware=False, tzinfo=None)
 
 
-class _ObjectIdSchema:
-    """How Pydantic treats an ObjectId: itself, or its 24 hexadecimal digits."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        exact = core_schema.is_instance_schema(ObjectId)
-        from_text = core_schema.chain_schema(
-            [
-                core_schema.str_schema(pattern="^[0-9a-fA-F]{24}$"),
-                core_schema.no_info_plain_validator_function(ObjectId),
-            ]
-        )
-        return core_schema.json_or_python_schema(
-            json_schema=from_text,
-            python_schema=core_schema.lax_or_strict_schema(
-                lax_schema=core_schema.union_schema(
-                    [exact, from_text],
-                    custom_error_type="object_id",
-                    custom_error_message="Input should be an ObjectId or its 24 hexadecimal digits",
-                ),
-                strict_schema=exact,
-            ),
-            serialization=core_schema.to_string_ser_schema(when_used="json"),
-        )
+def _object_id_schema(source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    exact = core_schema.is_instance_schema(ObjectId)
+    digits = core_schema.str_schema(pattern="^[0-9a-fA-F]{24}$")
+    from_text = core_schema.no_info_after_validator_function(ObjectId, digits)
+    lax = core_schema.union_schema(
+        [exact, from_text],
+        custom_error_type="object_id",
+        custom_error_message="Input should be an ObjectId or its 24 hexadecimal digits",
+    )
+    return core_schema.json_or_python_schema(
+        json_schema=from_text,
+        python_schema=core_schema.lax_or_strict_schema(lax_schema=lax, strict_schema=exact),
+        serialization=core_schema.to_string_ser_schema(when_used="json"),
+    )
 
 
-Id = Annotated[ObjectId, _ObjectIdSchema]
+Id = Annotated[ObjectId, GetPydanticSchema(_object_id_schema)]
 """An ObjectId on a model; text of 24 hexadecimal digits is accepted."""
 
 
-def date_to_bson(value: dt.datetime, altered: list[Any]) -> dt.datetime:
-    """The same instant in UTC at millisecond precision."""
+def date_to_bson(value: dt.datetime, altered: Altered) -> dt.datetime:
+    """Return the same instant in UTC, cut to milliseconds."""
     offset = value.utcoffset()
     if offset is None:
         altered.append(value)
@@ -103,10 +94,17 @@ def date_to_bson(value: dt.datetime, altered: list[Any]) -> dt.datetime:
     return value
 
 
+def as_moment(moment: object) -> dt.datetime:
+    """Return a date that a caller passed in UTC, cut to milliseconds."""
+    if not isinstance(moment, dt.datetime):
+        raise UsageError(f"{moment!r} is not a datetime", code="moment-invalid")
+    return date_to_bson(moment, []).astimezone(UTC)
+
+
 def decimal_to_bson(value: decimal.Decimal | float) -> Decimal128:
-    """The exact Decimal128; more than 34 significant digits are refused."""
+    """Return the exact Decimal128; more than 34 significant digits are refused."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        # `price: Decimal = 0`: Pydantic does not validate defaults. A float is read as it is written.
+        # `price: Decimal = 0`: Pydantic does not validate defaults. A float counts as it is written.
         value = decimal.Decimal(str(value))
     try:
         return Decimal128(value)
@@ -118,51 +116,41 @@ def decimal_to_bson(value: decimal.Decimal | float) -> Decimal128:
         ) from error
 
 
-def set_to_bson(value: Any, item: Callable[[Any], Any]) -> list[Any]:
-    """The members as a list, in sorted order where they have one."""
-    members = [item(member) for member in value]
+def set_to_bson(value: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    """Return the converted members, in sorted order where they have one."""
+    members = [convert(member) for member in value]
     try:
         return sorted(members)
     except TypeError:
         return members
 
 
-def _set_to_bson(value: Any, altered: list[Any]) -> list[Any]:
-    return set_to_bson(value, lambda item: to_bson(item, altered))
+def key_to_bson(key: object) -> str:
+    """Return the text that a key of a map is stored as."""
+    text = key if type(key) is str else _key_text(key)
+    if "\0" in text:
+        reason = f"the key {text!r} contains NUL, which BSON keys cannot hold; remove it"
+        raise UsageError(reason, code="key-not-storable")
+    return text
 
 
-def _map_to_bson(value: Mapping[Any, Any], altered: list[Any]) -> dict[str, Any]:
+def _key_text(key: object) -> str:
+    key = key.value if isinstance(key, enum.Enum) else key
+    storable = (str, int, uuid.UUID, dt.date, decimal.Decimal, ObjectId)
+    if isinstance(key, bool) or not isinstance(key, storable):
+        reason = f"a key of type {type(key).__name__} cannot be stored; BSON keys are text"
+        raise UsageError(reason, code="key-not-storable")
+    return key.isoformat() if isinstance(key, dt.date) else str(key)
+
+
+def _map_to_bson(value: Mapping[Any, Any], altered: Altered) -> Raw:
     return {
-        key_to_bson(key): item if type(item) in _AS_IT_IS else to_bson(item, altered)
+        key_to_bson(key): item if type(item) in _BSON_TYPES else to_bson(item, altered)
         for key, item in value.items()
     }
 
 
-def key_to_bson(key: Any) -> str:
-    """A key of a stored map; BSON keys are text without NUL."""
-    if type(key) is str and "\0" not in key:
-        return key
-    if isinstance(key, enum.Enum):
-        key = key.value
-    if not isinstance(key, str):
-        if isinstance(key, bool) or not isinstance(key, (int, uuid.UUID, dt.date, decimal.Decimal, ObjectId)):
-            raise UsageError(
-                f"a key of type {type(key).__name__} cannot be stored; BSON keys are text",
-                code="key-not-storable",
-            )
-        return key.isoformat() if isinstance(key, dt.date) else str(key)
-    if "\0" in key:
-        raise UsageError(
-            f"the key {key!r} contains NUL, which BSON keys cannot hold; remove it",
-            code="key-not-storable",
-        )
-    return key
-
-
-Converter = Callable[[Any, list[Any]], Any]
-
-# What to_bson does with a value, by its exact type; types that are not here
-# are looked up along their base classes once and then remembered.
+# The conversion by exact type. Other types are looked up along their base classes.
 _CONVERTERS: dict[type, Converter] = {
     decimal.Decimal: lambda value, altered: decimal_to_bson(value),
     dt.datetime: date_to_bson,
@@ -170,26 +158,27 @@ _CONVERTERS: dict[type, Converter] = {
     dt.time: lambda value, altered: value.isoformat(),
     dt.timedelta: lambda value, altered: value.total_seconds(),
     enum.Enum: lambda value, altered: to_bson(value.value, altered),
-    **dict.fromkeys((set, frozenset), _set_to_bson),
+    **dict.fromkeys(
+        (set, frozenset), lambda value, altered: set_to_bson(value, lambda item: to_bson(item, altered))
+    ),
     **dict.fromkeys((list, tuple), lambda value, altered: [to_bson(item, altered) for item in value]),
-    dict: _map_to_bson,
-    Mapping: _map_to_bson,
-    LazyObjectId: lambda value, altered: made(value),
+    **dict.fromkeys((dict, Mapping), _map_to_bson),
+    LazyObjectId: lambda value, altered: materialize(value),
 }
-_AS_IT_IS: frozenset[type] = frozenset(
+_BSON_TYPES: frozenset[type] = frozenset(
     {str, int, float, bool, bytes, type(None), ObjectId, uuid.UUID, Decimal128}
 )
 
 
-def convert_by(kind: type, converter: Converter) -> None:
-    """Let `to_bson` convert values of a type in this way."""
+def register_converter(kind: type, converter: Converter) -> None:
+    """Let `to_bson` convert values of a type, and of its subclasses, in this way."""
     _CONVERTERS[kind] = converter
 
 
-def to_bson(value: Any, altered: list[Any]) -> Any:
-    """What to store for any Python value; BSON's own types come back as they are."""
+def to_bson(value: Any, altered: Altered) -> Any:
+    """Return what to store for any Python value; values of BSON's own types are returned as they are."""
     kind = type(value)
-    if kind in _AS_IT_IS:
+    if kind in _BSON_TYPES:
         return value
     converter = _CONVERTERS.get(kind)
     if converter is None:
@@ -197,18 +186,13 @@ def to_bson(value: Any, altered: list[Any]) -> Any:
     return converter(value, altered)
 
 
-def _unchanged(value: Any, altered: list[Any]) -> Any:
-    return value
-
-
 def _converter_by_base(kind: type) -> Converter:
-    # An enum that is also a str or an int is stored by its value, so that the
-    # driver sees a plain type.
+    # An enum that is also a str or an int is stored as its value, a plain str or int.
     bases = (enum.Enum, *kind.__mro__[1:]) if issubclass(kind, enum.Enum) else kind.__mro__[1:]
     for base in bases:
         if base in _CONVERTERS:
             return _CONVERTERS[base]
-        if base in _AS_IT_IS:
+        if base in _BSON_TYPES:
             return _unchanged
     if issubclass(kind, Mapping):
         return _map_to_bson
@@ -218,20 +202,20 @@ def _converter_by_base(kind: type) -> Converter:
     return _unchanged
 
 
-def from_bson(value: Any) -> Any:
-    """Undo Decimal128 at any depth; the rest is left for Pydantic to judge."""
-    kind = type(value)
-    if kind is Decimal128:
-        return value.to_decimal()
-    if kind is dict:
-        for key, item in value.items():
-            if type(item) in _DEEP:
-                value[key] = from_bson(item)
-    elif kind is list:
-        for index, item in enumerate(value):
-            if type(item) in _DEEP:
-                value[index] = from_bson(item)
+def _unchanged(value: Any, altered: Altered) -> Any:
     return value
 
 
-_DEEP = frozenset({Decimal128, dict, list})
+def from_bson(value: Any) -> Any:
+    """Turn Decimal128 into Decimal at any depth, in place; everything else is left for Pydantic to judge."""
+    kind = type(value)
+    if kind is Decimal128:
+        return value.to_decimal()
+    if kind is dict or kind is list:
+        for key, item in value.items() if kind is dict else enumerate(value):
+            if type(item) in _CONVERTED:
+                value[key] = from_bson(item)
+    return value
+
+
+_CONVERTED = frozenset({Decimal128, dict, list})

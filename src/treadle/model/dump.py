@@ -1,74 +1,62 @@
-"""Models to stored documents: code that is generated once per model.
+"""The functions that make stored documents of models, generated once per model.
 
-A generic walk costs more than the network for small documents.
+A generic walk over a small document would cost more than the network does. A
+value has the same stored form in every position: `field_encoder` and
+`encoder_of` return the function that an insert uses, for updates and filters.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
 
+from treadle.errors import UsageError
+from treadle.model.attributes import is_paired, pair
 from treadle.model.bson_types import (
     RESERVED,
     UTC,
+    Altered,
     date_to_bson,
     decimal_to_bson,
     key_to_bson,
     set_to_bson,
     to_bson,
 )
-from treadle.model.indexed import Indexed
+from treadle.model.document import Indexed
 from treadle.model.keywords import stamps_of
-from treadle.model.lazy_id import LazyObjectId, made
-from treadle.model.pairs import is_paired, pair
-from treadle.model.shape import FOR_JSON_ONLY, Shape
-from treadle.model.stored import Codec, Dump, StoredField
+from treadle.model.lazy_id import LazyObjectId, materialize
+from treadle.model.shape import FOR_JSON_ONLY, Annotation, Kind, ModelCodec, Shape, StoredField
+
+# From a validated value to what is stored; notes in the list what it had to change.
+Encoder: TypeAlias = Callable[[Any, Altered], Any]
 
 
-def _whole_model_serializer(model: type[BaseModel]) -> Dump:
-    serializer = model.__pydantic_serializer__
-    stamps = stamps_of(model)
-
-    def dump(value: Any, altered: list[Any]) -> Any:
-        document = to_bson(serializer.to_python(value, by_alias=True), altered)
-        return {**document, **stamps} if stamps else document
-
-    return dump
+def compile_dump(codec: ModelCodec, *, with_id: bool = True) -> Encoder:
+    """Return what makes the document to store of a model; without the id, a generated one is not made."""
+    if has_model_serializer(codec.model):
+        return _model_encoder(codec.model)
+    return _dict_display(codec, [each for each in codec.fields if with_id or each.stored != "_id"])
 
 
-def compile_dump(codec: Codec[Any], *, with_id: bool = True) -> Dump:
-    """What makes the document to store of a model; without its id, that is not made either."""
-    decorators = codec.model.__pydantic_decorators__
-    if decorators.model_serializers:
-        codec.bounded_depth = False
-        return _whole_model_serializer(codec.model)
-    fields = codec.fields if with_id else tuple(each for each in codec.fields if each.stored != "_id")
-    return _dict_display(codec, fields, _with_serializers(codec.model))
-
-
-def _with_serializers(model: type[BaseModel]) -> set[str]:
-    """The fields whose stored form is their own serializer's."""
-    serializers = [each.info for each in model.__pydantic_decorators__.field_serializers.values()]
-    return {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
-
-
-def field_encoder(codec: Codec[Any], field: StoredField) -> Dump | None:
+def field_encoder(codec: ModelCodec, field: StoredField) -> Encoder | None:
     """Return what makes the stored form of a validated value of one field, None included.
 
     None where a serializer of the whole model decides what is stored.
     """
     model = codec.model
-    if model.__pydantic_decorators__.model_serializers:
+    if has_model_serializer(model):
         return None
-    if field.name not in _with_serializers(model):
-        return item_dump(codec, field.shape)
-    encode_in_model = _custom_dump(model, field.name)
+    if field.name not in own_serializers(model):
+        return encoder_of(codec, field.shape)
+    encode_in_model = _method_encoder(model, field.name)
 
-    def encode(value: Any, altered: list[Any]) -> Any:
+    def encode(value: Any, altered: Altered) -> Any:
         # A serializer that reads other fields sees their defaults.
         holder = model.model_construct()
         holder.__dict__[field.name] = value
@@ -77,64 +65,23 @@ def field_encoder(codec: Codec[Any], field: StoredField) -> Dump | None:
     return encode
 
 
-def _dict_display(codec: Codec[Any], fields: Sequence[StoredField], custom: set[str]) -> Dump:
-    """Generate one dict display that reads the fields out of `__dict__`."""
-    names: dict[str, Any] = {"to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson}
-    names |= {"lazy": LazyObjectId, "made": made}
-    parts = []
-    prelude: list[str] = []
-    stamps = stamps_of(codec.model)
-    for number, field in enumerate(fields):
-        value = f"d[{field.name!r}]"
-        if field.stored in stamps:
-            # The kind or the version; a model may show it, but not choose it.
-            names[f"s{number}"] = stamps[field.stored]
-            expression = f"(s{number} if {value} == s{number} else (altered.append({value}), s{number})[1])"
-        elif field.name in custom:
-            names[f"c{number}"] = _custom_dump(codec.model, field.name)
-            codec.bounded_depth = False
-            expression = f"c{number}(m, altered)"
-        elif field.info.default_factory is LazyObjectId:
-            expression = f"(v if type(v := {value}) is not lazy else made(v))"
-        elif field.shape.kind == "scalar" and field.shape.python is dt.datetime:
-            exact = "v.tzinfo is utc and not v.microsecond % 1000"
-            expression = f"(v if (v := {value}) is None or {exact} else date_to_bson(v, altered))"
-        else:
-            converter = _dump_converter(codec, field.shape)
-            nested = codec.codec_of(field.shape.python) if field.shape.kind == "model" else None
-            if converter is None:
-                expression = value
-            elif nested is not None and nested.ready:
-                # The ordinary case without a call more than needed: an instance of just that model.
-                names |= {f"c{number}": converter, f"n{number}": nested._dump, f"k{number}": nested.model}
-                local = f"v{number}"
-                prelude.append(f"    {local} = {value}")
-                exact = f"(n{number} if {local}.__class__ is k{number} else c{number})({local}, altered)"
-                expression = f"(None if {local} is None else {exact})" if field.shape.optional else exact
-            else:
-                names[f"c{number}"] = converter
-                guard = f"None if (v := {value}) is None else " if field.shape.optional else ""
-                argument = "v" if field.shape.optional else value
-                expression = f"({guard}c{number}({argument}, altered))"
-        parts.append(f"{field.stored!r}: {expression}")
-    undeclared = {name: value for name, value in stamps.items() if name not in codec.by_stored}
-    parts[1:1] = [f"{name!r}: {value!r}" for name, value in undeclared.items()]
-    body = "{" + ", ".join(parts) + "}"
-    lines = ["def dump(m, altered):", "    d = m.__dict__", *prelude, f"    r = {body}"]
-    if codec.model.model_config.get("extra") == "allow":
-        codec.bounded_depth = False
-        lines += ["    for k, v in to_bson(m.__pydantic_extra__ or {}, altered).items(): r.setdefault(k, v)"]
-        lines += [f"    r.pop({RESERVED!r}, None)"]
-        lines += [f"    r[{name!r}] = {value!r}" for name, value in undeclared.items()]
-    if codec.model.__pydantic_root_model__:
-        lines.append("    r = r['root']")
-    for field in fields:
-        if omitted_when_none(field):
-            lines.append(f"    if r[{field.stored!r}] is None: del r[{field.stored!r}]")
-    lines.append("    return r")
-    exec("\n".join(lines), names)
-    compiled: Dump = names["dump"]
-    return compiled
+def encoder_of(codec: ModelCodec, shape: Shape) -> Encoder:
+    """Return what makes the stored form of a validated value of a shape, None included."""
+    encode = _encoder(codec, shape)
+    if encode is None:
+        return _unchanged
+    if not shape.optional:
+        return encode
+    return lambda value, altered: None if value is None else encode(value, altered)
+
+
+def type_adapter(annotation: Annotation, model: type[BaseModel]) -> TypeAdapter[Any]:
+    """Return Pydantic's adapter of a type, configured like the model where the type may be."""
+    try:
+        return TypeAdapter(annotation, config=model.model_config)
+    except PydanticUserError:
+        # A model or a dataclass has a configuration of its own.
+        return TypeAdapter(annotation)
 
 
 def omitted_when_none(field: StoredField) -> bool:
@@ -146,104 +93,168 @@ def omitted_when_none(field: StoredField) -> bool:
     )
 
 
-def _custom_dump(model: type[BaseModel], name: str) -> Dump:
-    serializer = model.__pydantic_serializer__
+def has_model_serializer(model: type[BaseModel]) -> bool:
+    """Whether a serializer of the whole model decides what is stored."""
+    return bool(model.__pydantic_decorators__.model_serializers)
 
-    def dump(value: Any, altered: list[Any]) -> Any:
+
+def own_serializers(model: type[BaseModel]) -> set[str]:
+    """Return the fields whose stored form is made by a serializer method."""
+    serializers = [each.info for each in model.__pydantic_decorators__.field_serializers.values()]
+    return {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
+
+
+def _serializing(where: str, to_python: Callable[..., Any], **options: Any) -> Encoder:
+    """Return an encoder that lets Pydantic serialize, and reports what the author's functions raise."""
+
+    def encode(value: Any, altered: Altered) -> Any:
+        try:
+            serialized = to_python(value, **options)
+        except PydanticSerializationError as error:
+            text = f"the serializer of {where} failed: {error}"
+            raise UsageError(text, code="value-not-storable") from error
+        return to_bson(serialized, altered)
+
+    return encode
+
+
+def _model_encoder(model: type[BaseModel]) -> Encoder:
+    encode = _serializing(model.__name__, model.__pydantic_serializer__.to_python, by_alias=True)
+    stamps = stamps_of(model)
+    return (lambda value, altered: {**encode(value, altered), **stamps}) if stamps else encode
+
+
+def _method_encoder(model: type[BaseModel], name: str) -> Encoder:
+    """Return what makes the stored form of a field with a serializer method, which takes the whole model."""
+    where, options = f"{model.__name__}.{name}", {"include": {name}, "by_alias": False, "round_trip": True}
+    encode = _serializing(where, model.__pydantic_serializer__.to_python, **options)
+
+    def encode_field(value: BaseModel, altered: Altered) -> Any:
+        serialized = encode(value, altered)
         # A field that is excluded from JSON answers is stored all the same, as it is.
-        serialized = serializer.to_python(value, include={name}, by_alias=False)
-        return to_bson(serialized.get(name, value.__dict__[name]), altered)
+        return serialized[name] if name in serialized else to_bson(value.__dict__[name], altered)
 
-    return dump
-
-
-def _adapter_dump(shape: Shape) -> Dump:
-    """What Pydantic makes of a value whose type only Pydantic knows."""
-    annotation: Any = Annotated[shape.python, *shape.metadata] if shape.metadata else shape.python
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-    return lambda value, altered: to_bson(adapter.dump_python(value), altered)
+    return encode_field
 
 
-def _dump_converter(codec: Codec[Any], shape: Shape) -> Dump | None:
-    """What turns a value of this shape into BSON; None where it is BSON already."""
-    if shape.kind == "scalar":
-        return _scalar_dump(shape.python)
-    if shape.kind == "model":
-        return _nested_dump(codec, shape.python)
-    if shape.kind == "list" or (shape.kind == "tuple" and shape.python is Ellipsis):
-        return _array_dump(codec, shape)
-    if shape.kind in ("set", "frozenset"):
-        inner = item_dump(codec, shape.items[0])
-        return lambda value, altered: set_to_bson(value, lambda item: inner(item, altered))
-    if shape.kind == "tuple":
-        inners = [item_dump(codec, item) for item in shape.items]
+def _custom(codec: ModelCodec, shape: Shape) -> Encoder:
+    """A type that only Pydantic can serialize."""
+    annotation: Annotation = Annotated[shape.python, *shape.metadata] if shape.metadata else shape.python
+    return _serializing(shape.name, type_adapter(annotation, codec.model).dump_python, round_trip=True)
+
+
+def _encoder(codec: ModelCodec, shape: Shape) -> Encoder | None:
+    """Return what makes the stored form of a value other than None; None where it is stored as it is."""
+    make = _ENCODERS.get(shape.kind)
+    return to_bson if make is None else make(codec, shape)
+
+
+def _unchanged(value: Any, altered: Altered) -> Any:
+    return value
+
+
+def _nested(codec: ModelCodec, shape: Shape) -> Encoder:
+    nested = codec.codec_of(shape.python)
+    if nested.ready:
+        return nested._dump
+    # A model that contains itself: its function is not generated yet.
+    return lambda value, altered: nested._dump(value, altered)  # noqa: PLW0108
+
+
+def _array(codec: ModelCodec, shape: Shape) -> Encoder | None:
+    encode = encoder_of(codec, shape.items[0])
+    if encode is _unchanged:
+        return None if shape.python is list else lambda value, altered: list(value)
+    return lambda value, altered: [encode(each, altered) for each in value]
+
+
+def _tuple(codec: ModelCodec, shape: Shape) -> Encoder | None:
+    if shape.python is Ellipsis:
+        return _array(codec, shape)
+    encoders = [encoder_of(codec, item) for item in shape.items]
+    return lambda value, altered: [
+        encode(each, altered) for encode, each in zip(encoders, value, strict=True)
+    ]
+
+
+def _set(codec: ModelCodec, shape: Shape) -> Encoder:
+    encode = encoder_of(codec, shape.items[0])
+    return lambda value, altered: set_to_bson(value, lambda each: encode(each, altered))
+
+
+def _map(codec: ModelCodec, shape: Shape) -> Encoder:
+    encode = encoder_of(codec, shape.items[1])
+    if is_paired(shape):
         return lambda value, altered: [
-            inner(item, altered) for inner, item in zip(inners, value, strict=True)
+            pair(key, each, encode(each, altered), altered) for key, each in value.items()
         ]
-    if shape.kind == "map":
-        inner = item_dump(codec, shape.items[1])
-        if is_paired(shape):
-            return lambda value, altered: [
-                pair(key, item, inner(item, altered), altered) for key, item in value.items()
-            ]
-        return lambda value, altered: {key_to_bson(key): inner(item, altered) for key, item in value.items()}
-    if shape.kind == "literal":
-        return to_bson
-    if shape.kind == "custom":
-        codec.bounded_depth = False
-        return _adapter_dump(shape)
-    if shape.kind != "enum":
-        codec.bounded_depth = codec.bounded_depth and shape.kind == "union" and not _is_deep(codec, shape)
-    return to_bson
+    return lambda value, altered: {key_to_bson(key): encode(each, altered) for key, each in value.items()}
 
 
-def _is_deep(codec: Codec[Any], shape: Shape) -> bool:
-    for item in shape.items:
-        _dump_converter(codec, item)
-    return not codec.bounded_depth
+# Subclasses of str and int may be assigned where the base is declared; the driver encodes those.
+_SCALARS: dict[type, Encoder] = {
+    decimal.Decimal: lambda value, altered: decimal_to_bson(value),
+    dt.datetime: date_to_bson,
+    **dict.fromkeys((dt.date, dt.time, dt.timedelta), to_bson),
+}
+_ENCODERS: dict[Kind, Callable[[ModelCodec, Shape], Encoder | None]] = {
+    "scalar": lambda codec, shape: _SCALARS.get(shape.python),
+    "model": _nested, "list": _array, "tuple": _tuple, "set": _set, "frozenset": _set, "map": _map,
+    "custom": _custom,
+}  # fmt: skip
 
 
-def _scalar_dump(python: type) -> Dump | None:
-    if python is decimal.Decimal:
-        return lambda value, altered: decimal_to_bson(value)
-    if python is dt.datetime:
-        return date_to_bson
-    # Subclasses of str and int may be assigned where the base is declared, and
-    # the driver encodes those as they are.
-    return to_bson if python in (dt.date, dt.time, dt.timedelta) else None
-
-
-def item_dump(codec: Codec[Any], shape: Shape) -> Dump:
-    """What turns a value of this shape, None included, into BSON."""
-    converter = _dump_converter(codec, shape)
-    if converter is None:
-        return lambda value, altered: value
-    if not shape.optional:
-        return converter
-    return lambda value, altered: None if value is None else converter(value, altered)
-
-
-def _array_dump(codec: Codec[Any], shape: Shape) -> Dump | None:
-    item = shape.items[0]
-    if _dump_converter(codec, item) is None:
-        return None if shape.kind == "list" and shape.python is list else lambda value, altered: list(value)
-    inner = item_dump(codec, item)
-    return lambda value, altered: [inner(element, altered) for element in value]
-
-
-def _nested_dump(codec: Codec[Any], model: type[BaseModel]) -> Dump:
-    nested = codec.codec_of(model)
-    if not nested.ready:
-        # A model that contains itself: its depth is the data's, not the declaration's.
-        codec.bounded_depth = False
-        return lambda value, altered: nested._dump(value, altered)  # noqa: PLW0108 (bound later)
-    codec.bounded_depth = codec.bounded_depth and nested.bounded_depth
-    inner = nested._dump
-
-    def dump(value: Any, altered: list[Any]) -> Any:
-        if value.__class__ is not model:
-            # Of a subclass only the declared part is stored, as Pydantic serializes it; say so.
-            altered.append(value)
-        return inner(value, altered)
-
+def _dict_display(codec: ModelCodec, fields: Sequence[StoredField]) -> Encoder:
+    """Generate a function that is one dict display, which reads the fields out of `__dict__`."""
+    model, stamps = codec.model, stamps_of(codec.model)
+    names: dict[str, Any] = {
+        "to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson, "model": model, "lazy": LazyObjectId,
+        "materialize": materialize,
+    }  # fmt: skip
+    parts = [f"{field.stored!r}: {_expression(codec, field, names)}" for field in fields]
+    undeclared = {name: value for name, value in stamps.items() if name not in codec.by_stored}
+    parts[1:1] = [f"{name!r}: {value!r}" for name, value in undeclared.items()]
+    lines = [
+        "def dump(m, altered):",
+        # Of a subclass only the declared part is stored, as Pydantic serializes it.
+        "    if m.__class__ is not model: altered.append(m)",
+        "    d = m.__dict__",
+        f"    r = {{{', '.join(parts)}}}",
+    ]
+    if model.model_config.get("extra") == "allow":
+        # Undeclared fields never take the place of declared ones, or of Treadle's own.
+        lines += ["    for k, v in to_bson(m.__pydantic_extra__ or {}, altered).items(): r.setdefault(k, v)"]
+        lines += [f"    r.pop({RESERVED!r}, None)"]
+        lines += [f"    r[{name!r}] = {value!r}" for name, value in undeclared.items()]
+    if model.__pydantic_root_model__:
+        lines.append("    r = r['root']")
+    omitted = [field.stored for field in fields if omitted_when_none(field)]
+    lines += [f"    if r[{stored!r}] is None: del r[{stored!r}]" for stored in omitted]
+    exec("\n".join([*lines, "    return r"]), names)
+    dump: Encoder = names["dump"]
     return dump
+
+
+def _expression(codec: ModelCodec, field: StoredField, names: dict[str, Any]) -> str:
+    """Return the source of a field's stored value; adds to `names` what it refers to."""
+    value, name = f"d[{field.name!r}]", f"n{len(names)}"
+    stamps, shape = stamps_of(codec.model), field.shape
+    if field.stored in stamps:
+        # The kind or the version: a model may declare the field, but not choose the value.
+        names[name] = stamps[field.stored]
+        return f"({name} if {value} == {name} else (altered.append({value}), {name})[1])"
+    if field.name in own_serializers(codec.model):
+        names[name] = _method_encoder(codec.model, field.name)
+        return f"{name}(m, altered)"
+    if field.info.default_factory is LazyObjectId:
+        return f"(v if type(v := {value}) is not lazy else materialize(v))"
+    if shape.kind == "scalar" and shape.python is dt.datetime:
+        is_exact = "v.tzinfo is utc and not v.microsecond % 1000"
+        return f"(v if (v := {value}) is None or {is_exact} else date_to_bson(v, altered))"
+    encode = _encoder(codec, shape)
+    if encode is None:
+        return value
+    names[name] = encode
+    if shape.optional:
+        return f"(None if (v := {value}) is None else {name}(v, altered))"
+    return f"{name}({value}, altered)"

@@ -1,35 +1,38 @@
-"""A model's shape as MongoDB's `$jsonSchema`: draft 4 with `bsonType`, no `$ref`.
+"""A model's shape as MongoDB's `$jsonSchema`: draft 4 with `bsonType`, without `$ref`.
 
-It accepts whatever the model can write, and refuses other types. A field
-without a default is required. Enums and literals carry over, and constraints
-as `constraints.py` says; what the server cannot express is left open, never
-guessed.
+The schema accepts every document that the model can write, and refuses other
+types. A field without a default is required. Enums, literals, numeric bounds,
+lengths and item counts carry over; what the server cannot express, or means
+in another way, is left open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import enum
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
+import annotated_types
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import AfterValidator, BaseModel, PlainValidator, WrapValidator
+from pydantic import AfterValidator, BaseModel, PlainValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
 
 from treadle.errors import UsageError
+from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED, to_bson
-from treadle.model.codec import Codec, StoredField, codec_of
-from treadle.model.constraints import KEYWORDS, add_bounds, add_lengths, add_text_lengths
-from treadle.model.pairs import is_paired
-from treadle.model.schema_check import faults
-from treadle.model.shape import Shape
+from treadle.model.codec import Codec, codec_of
+from treadle.model.dump import has_model_serializer, type_adapter
+from treadle.model.shape import Annotation, Kind, Shape, StoredField
 
 Schema = dict[str, Any]
+# The models around a value, outermost first; the last one's configuration applies.
+Path = tuple[type[BaseModel], ...]
 
 # A float field takes integers too: mongosh writes 20 as an int, and Pydantic
 # reads it as the float that it is.
@@ -39,11 +42,26 @@ _BSON_TYPES: dict[type, str | list[str]] = {
     decimal.Decimal: "decimal", Decimal128: "decimal", dt.datetime: "date", dt.date: "date",
     dt.time: "string", dt.timedelta: ["double", "int", "long"],
 }  # fmt: skip
-_NUMBERS = (int, float, decimal.Decimal)
+_ANY_TYPE = ["object", "array", "string", "number", "bool", "date", "objectId", "binData"]
+# Pydantic's constraints, and the keywords of the server that mean the same.
+_BOUNDS = {"ge": "minimum", "gt": "minimum", "le": "maximum", "lt": "maximum", "multiple_of": "multipleOf"}
+_LIMITS = {
+    "string": {"min_length": "minLength", "max_length": "maxLength"},
+    "array": {"min_length": "minItems", "max_length": "maxItems"},
+    "object": {"min_length": "minProperties", "max_length": "maxProperties"},
+    "int": _BOUNDS,
+    # The server's remainders of other numbers are not Pydantic's.
+    "number": {name: keyword for name, keyword in _BOUNDS.items() if name != "multiple_of"},
+}
+_EXCLUSIVE = {"gt": {"exclusiveMinimum": True}, "lt": {"exclusiveMaximum": True}}
+# The keywords that are left out where a field's default breaks them.
+_CONSTRAINTS = {keyword for limits in _LIMITS.values() for keyword in limits.values()} | {
+    "exclusiveMinimum", "exclusiveMaximum"
+}  # fmt: skip
 
 
 def model_schema(codec: Codec[Any]) -> Schema:
-    """The `$jsonSchema` of a document."""
+    """Return the `$jsonSchema` of a document."""
     schema = _object(codec, ())
     if schema.get("additionalProperties") is False:
         schema["properties"][RESERVED] = {}
@@ -51,161 +69,188 @@ def model_schema(codec: Codec[Any]) -> Schema:
 
 
 def stored_types(shape: Shape) -> list[str]:
-    """The BSON types that a value of this shape may have, null aside."""
-    kinds = _not_null(shape, ()).get(
-        "bsonType", ["object", "array", "string", "number", "bool", "date", "objectId", "binData"]
-    )
-    return [kinds] if isinstance(kinds, str) else list(kinds)
+    """Return the BSON types that a value of this shape may have, null aside."""
+    return _types(_not_null(shape, ()), _ANY_TYPE)
 
 
-def _object(codec: Codec[Any], inside: tuple[type[BaseModel], ...]) -> Schema:
+def _types(schema: Schema, default: Sequence[str] = ()) -> list[str]:
+    types = schema.get("bsonType", default)
+    return [types] if isinstance(types, str) else list(types)
+
+
+def _object(codec: Codec[Any], inside: Path) -> Schema:
     model = codec.model
-    if model in inside or model.__pydantic_decorators__.model_serializers:
-        # Draft 4 without $ref cannot say "the same again"; a serializer may say anything.
-        return {"bsonType": "object"} if model in inside else {}
+    if model in inside:
+        # Draft 4 without $ref cannot say "the same again".
+        return {"bsonType": "object"}
+    if has_model_serializer(model):
+        return {}
     inside = (*inside, model)
     if model.__pydantic_root_model__:
-        return _of(codec.fields[0].shape, inside)
-    decorators = model.__pydantic_decorators__
-    # A validator that comes last may return whatever it likes.
-    last = [each for each in decorators.field_validators.values() if each.info.mode != "before"]
-    custom = {name for each in (*decorators.field_serializers.values(), *last) for name in each.info.fields}
-    properties: Schema = {}
-    required = []
-    for field in codec.fields:
-        open_ended = bool({field.name, "*"} & custom)
-        properties[field.stored] = {} if open_ended else _fitting_default(field, inside)
-        if field.info.is_required() or field.stored == "_id":
-            required.append(field.stored)
+        return _nullable(codec.fields[0].shape, inside)
+    is_open = _open_fields(model)
+    properties = {
+        each.stored: {} if is_open & {each.name, "*"} else _field(each, inside) for each in codec.fields
+    }
     schema: Schema = {"bsonType": "object", "properties": properties}
-    if required:
+    if required := [each.stored for each in codec.fields if each.info.is_required() or each.stored == "_id"]:
         schema["required"] = required
     if model.model_config.get("extra") == "forbid":
         schema["additionalProperties"] = False
     return schema
 
 
-def _may_become_anything(shape: Shape) -> bool:
-    """Whether a validator of the value's own comes after the type's."""
-    last = (AfterValidator, WrapValidator, PlainValidator)
-    return any(isinstance(mark, last) for mark in shape.metadata)
+def _open_fields(model: type[BaseModel]) -> set[str]:
+    """Return the fields that may have any type, because a function of the model's author comes last."""
+    decorators = model.__pydantic_decorators__
+    validators = [each.info for each in decorators.field_validators.values() if each.info.mode != "before"]
+    serializers = [each.info for each in decorators.field_serializers.values()]
+    return {name for infos in (validators, serializers) for each in infos for name in each.fields}
 
 
-def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) -> Schema:
-    """The schema of a field; a default is not validated, so it may break the field's own rules."""
-    shape, default = field.shape, field.info.default
-    if default is None and not shape.optional:
-        shape = replace(shape, optional=True)
-    schema = _of(shape, inside)
-    if isinstance(field.info.discriminator, str):
-        schema = _tagged(schema, shape, field.info.discriminator)
-    ruled = KEYWORDS & set(schema) if shape.kind != "union" else set()
-    if ruled and _may_break(field, schema):
-        return {key: value for key, value in schema.items() if key not in ruled}
+def _field(field: StoredField, inside: Path) -> Schema:
+    """Return the schema of a field; a default is not validated, so it may break the field's constraints."""
+    shape, info = field.shape, field.info
+    if info.default is None:
+        return _nullable(replace(shape, optional=True), inside)
+    schema = _nullable(shape, inside)
+    if not info.is_required() and _CONSTRAINTS & schema.keys() and _default_may_break(field, inside[-1]):
+        return {key: value for key, value in schema.items() if key not in _CONSTRAINTS}
     return schema
 
 
-def _may_break(field: StoredField, schema: Schema) -> bool:
-    """Whether the default of a field breaks its rules, or may do so."""
-    factory: Any = field.info.default_factory
-    if field.info.is_required() or field.info.validate_default:
-        return False
-    if factory is not None and factory not in (list, dict, set, str, int, float):
+def _default_may_break(field: StoredField, model: type[BaseModel]) -> bool:
+    """Whether Pydantic would refuse the default of a field."""
+    info, factory = field.info, field.info.default_factory
+    if factory not in (None, list, dict, set, str, int, float):
+        # Called for each document, it may return something else each time.
         return True
-    default = field.info.default if factory is None else factory()
+    annotation: Annotation = info.annotation
+    adapter = type_adapter(Annotated[annotation, *info.metadata] if info.metadata else annotation, model)
     try:
-        stored = to_bson(default, [])
-    except UsageError:
+        adapter.validate_python(info.get_default(call_default_factory=True))
+    except ValidationError:
         return True
-    return stored is not None and bool(faults(schema, stored))
+    return False
 
 
-def _tagged(schema: Schema, shape: Shape, tag: str) -> Schema:
-    """A union whose members cannot do without the field that tells them apart."""
-    if "anyOf" not in schema or any(item.kind != "model" for item in shape.items):
-        return schema
-    fields = [codec_of(item.python).by_name.get(tag) for item in shape.items]
-    names = {field.stored for field in fields if field is not None}
-    if len(names) != 1:
-        return schema
-    members = []
-    for member in schema["anyOf"]:
-        required = [*(name for name in member.get("required", []) if name not in names), *names]
-        members.append({**member, "required": required} if member.get("bsonType") == "object" else member)
-    return {**schema, "anyOf": members}
-
-
-def _of(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
+def _nullable(shape: Shape, inside: Path) -> Schema:
     schema = _not_null(shape, inside)
     if not shape.optional or not schema:
         return schema
-    if "enum" in schema and len(schema) == 1:
+    if set(schema) == {"enum"}:
         return schema if None in schema["enum"] else {"enum": [*schema["enum"], None]}
     if "bsonType" in schema:
-        listed = schema["bsonType"]
-        kinds = [listed] if isinstance(listed, str) else listed
-        return schema if "null" in kinds else {**schema, "bsonType": [*kinds, "null"]}
+        types = _types(schema)
+        return schema if "null" in types else {**schema, "bsonType": [*types, "null"]}
     return {"anyOf": [{"bsonType": "null"}, schema]}
 
 
-def _not_null(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
-    if _may_become_anything(shape):
+def _not_null(shape: Shape, inside: Path) -> Schema:
+    make = _SCHEMAS.get(shape.kind)
+    # A validator that comes after the type's own may return anything.
+    last = (AfterValidator, WrapValidator, PlainValidator)
+    if make is None or any(isinstance(mark, last) for mark in shape.metadata):
         return {}
-    if shape.kind == "scalar":
-        return _scalar(shape, inside[-1].model_config if inside else {})
-    if shape.kind == "model":
-        return _object(codec_of(shape.python), inside)
-    if shape.kind == "enum" and issubclass(shape.python, enum.Flag):
+    return make(shape, inside)
+
+
+def _scalar(shape: Shape, inside: Path) -> Schema:
+    schema: Schema = {"bsonType": _BSON_TYPES[shape.python]}
+    if shape.python is str:
+        return schema | _text_lengths(inside) | _limits(shape, "string")
+    if shape.python in (int, float, decimal.Decimal):
+        return schema | _limits(shape, "int" if shape.python is int else "number")
+    return schema
+
+
+def _enum(shape: Shape, inside: Path) -> Schema:
+    if issubclass(shape.python, enum.Flag):
         return {"bsonType": ["int", "long"]}
-    if shape.kind == "enum":
-        return {"enum": [to_bson(member, []) for member in shape.python]}
-    if shape.kind == "literal":
-        return {"enum": [to_bson(value, []) for value in get_args(shape.python)]}
-    if shape.kind == "map":
-        values = _of(shape.items[1], inside)
-        if is_paired(shape):
-            texts: Schema = {"bsonType": "string"}
-            each: Schema = {"k": texts, "u": texts, **({"v": values} if values else {})}
-            items = {"bsonType": "object", "required": ["k", "v"], "properties": each}
-            return add_lengths({"bsonType": "array", "items": items}, shape, "array")
-        open_map = {"bsonType": "object", **({"additionalProperties": values} if values else {})}
-        return add_lengths(open_map, shape, "object")
-    if shape.kind == "union":
-        return _union(shape, inside)
-    if shape.kind in ("any", "custom"):
-        return {}
-    return _array(shape, inside)
+    return {"enum": [to_bson(member, []) for member in shape.python]}
 
 
-def _array(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
+def _map(shape: Shape, inside: Path) -> Schema:
+    values = _nullable(shape.items[1], inside)
+    if is_paired(shape):
+        text: Schema = {"bsonType": "string"}
+        pair: Schema = {"k": text, "u": text, **({"v": values} if values else {})}
+        items = {"bsonType": "object", "required": ["k", "v"], "properties": pair}
+        return {"bsonType": "array", "items": items} | _limits(shape, "array")
+    schema: Schema = {"bsonType": "object", **({"additionalProperties": values} if values else {})}
+    return schema | _limits(shape, "object")
+
+
+def _array(shape: Shape, inside: Path) -> Schema:
+    items: Any = [_nullable(item, inside) for item in shape.items]
     if shape.kind == "tuple" and shape.python is not Ellipsis:
-        items = [_of(item, inside) for item in shape.items]
         sizes: Schema = {"minItems": len(items), "maxItems": len(items)}
-        return {"bsonType": "array", **({"items": items} if items else {}), **sizes}
-    item = _of(shape.items[0], inside)
-    return add_lengths({"bsonType": "array", **({"items": item} if item else {})}, shape, "array")
+    else:
+        items, sizes = items[0], _limits(shape, "array")
+    return {"bsonType": "array", **({"items": items} if items else {}), **sizes}
 
 
-def _union(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
+def _union(shape: Shape, inside: Path) -> Schema:
     members = [_not_null(item, inside) for item in shape.items]
     if not all(members):
         return {}
     if all(set(member) == {"bsonType"} for member in members):
-        kinds: list[str] = []
-        for member in members:
-            listed = member["bsonType"]
-            kinds.extend(
-                kind for kind in ([listed] if isinstance(listed, str) else listed) if kind not in kinds
-            )
-        return {"bsonType": kinds}
+        # Each type once, in order.
+        return {"bsonType": list(dict.fromkeys(each for member in members for each in _types(member)))}
     tag = next((mark.discriminator for mark in shape.metadata if isinstance(mark, FieldInfo)), None)
-    return _tagged({"anyOf": members}, shape, tag) if isinstance(tag, str) else {"anyOf": members}
+    for item, member in zip(shape.items, members, strict=True):
+        if isinstance(tag, str) and item.kind == "model" and "properties" in member:
+            # The members are told apart by this field, whether or not it has a default.
+            required = [*member.get("required", []), codec_of(item.python).by_name[tag].stored]
+            member["required"] = list(dict.fromkeys(required))
+    return {"anyOf": members}
 
 
-def _scalar(shape: Shape, config: Mapping[str, Any]) -> Schema:
-    schema: Schema = {"bsonType": _BSON_TYPES[shape.python]}
-    if shape.python in _NUMBERS:
-        return add_bounds(schema, shape)
-    if shape.python is str:
-        return add_text_lengths(schema, shape, config)
+_SCHEMAS: dict[Kind, Callable[[Shape, Path], Schema]] = {
+    "scalar": _scalar, "enum": _enum, "map": _map, "union": _union,
+    "list": _array, "set": _array, "frozenset": _array, "tuple": _array,
+    "model": lambda shape, inside: _object(codec_of(shape.python), inside),
+    "literal": lambda shape, inside: {"enum": [to_bson(value, []) for value in get_args(shape.python)]},
+}  # fmt: skip
+
+
+def _constraints(shape: Shape) -> Iterator[Any]:
+    """Yield the constraints of a field, groups of them taken apart."""
+    for mark in shape.metadata:
+        if isinstance(mark, FieldInfo):
+            # On a member of a union, Field(…) is not taken apart.
+            yield from mark.metadata
+        elif isinstance(mark, annotated_types.GroupedMetadata):
+            yield from mark
+        else:
+            yield mark
+
+
+def _text_lengths(inside: Path) -> Schema:
+    """Return the lengths that the model's configuration sets for text."""
+    config: Mapping[str, Any] = inside[-1].model_config if inside else {}
+    lengths = {"minLength": config.get("str_min_length") or None, "maxLength": config.get("str_max_length")}
+    return {key: length for key, length in lengths.items() if length is not None}
+
+
+def _limits(shape: Shape, kind: str) -> Schema:
+    """Return the bounds of a number, and the lengths of text, an array or a map."""
+    schema: Schema = {}
+    for mark in _constraints(shape):
+        for name, keyword in _LIMITS[kind].items():
+            limit = _limit(getattr(mark, name, None), shape.python)
+            if limit is not None:
+                schema |= {keyword: limit, **_EXCLUSIVE.get(name, {})}
     return schema
+
+
+def _limit(limit: Any, python: type) -> Any:
+    """Return a bound as Pydantic takes it, for the server; None where BSON has no such number."""
+    if isinstance(limit, (float, decimal.Decimal)) and python is not int:
+        # 0.1 is not the same number as a float and as a Decimal.
+        limit = python(str(limit))
+    with contextlib.suppress(UsageError):
+        stored = to_bson(limit, [])
+        if type(stored) in (float, Decimal128) or (type(stored) is int and abs(stored) < 2**63):
+            return stored
+    return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from pymongo import IndexModel
 
@@ -21,13 +22,8 @@ Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
 ValidationAction = Literal["error", "warn"]
 MigrateOnRead = Literal["memory", "store"]
-
-_CHOICES = {
-    "naming": Naming,
-    "validation": Validation,
-    "validation_action": ValidationAction,
-    "migrate_on_read": MigrateOnRead,
-}
+# The value of a discriminator.
+KindValue: TypeAlias = str | int
 
 
 @dataclass(frozen=True)
@@ -39,11 +35,11 @@ class Settings:
     validation: Validation = "moderate"
     indexes: tuple[IndexModel, ...] = ()
     validation_action: ValidationAction = "error"
-    # Polymorphic: the stored field that names the kind, and the kind of this very class.
+    # Polymorphic: the stored field that holds the kind, and the kind of this class alone.
     discriminator: str | None = None
-    kind: Any = None
-    # The kind of documents that have no discriminator, from before there were kinds.
-    default_kind: Any = None
+    kind: KindValue | None = None
+    # The kind of documents without a discriminator, stored before there were kinds.
+    default_kind: KindValue | None = None
     # Schema versioning: the version that this class describes.
     version: int | None = None
     version_field: str = "schema_version"
@@ -57,162 +53,119 @@ class Settings:
     patterns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
+_KEYWORDS = [each.name for each in fields(Settings) if each.name != "patterns"]
+
+
 def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> Settings:
-    """The settings of a class that is being made; refuses keywords and values that are not allowed."""
-    known = [each.name for each in fields(Settings) if each.name != "patterns"]
-    values = {key: value for key, value in keywords.items() if value is not None}
-    patterns = dict(inherited.patterns)
-    for keyword in list(keywords):
-        if keyword not in known:
-            declared = values.pop(keyword, ())
-            listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-            misspelt = not listed and difflib.get_close_matches(keyword, known, n=1)
-            if misspelt or not all(hasattr(each, "bind") for each in listed):
-                raise _unknown_keyword(cls, keyword, declared, known)
-            patterns[keyword] = listed
+    """Return the settings of a new class; refuses keywords and values that are not allowed."""
+    values = {key: value for key, value in keywords.items() if key in _KEYWORDS and value is not None}
+    declared = {key: _patterns(cls, key, value) for key, value in keywords.items() if key not in _KEYWORDS}
     if "indexes" in values:
         values["indexes"] = (*inherited.indexes, *values["indexes"])
-    # A kind belongs to one class; a class that inherits from it is another kind, or none.
-    kind = values.pop("kind", None)
-    kind = kind.value if isinstance(kind, enum.Enum) else kind
-    default = values.get("default_kind")
-    if isinstance(default, enum.Enum):
-        values["default_kind"] = default.value
-    settings = replace(inherited, **{**values, "kind": kind, "patterns": patterns})
-    _check_shape(cls.__name__, inherited, settings)
-    _check_storage(cls.__name__, settings)
+    # A kind belongs to one class; a class that inherits from it is another kind, or has none.
+    values["kind"] = _kind_value(values.get("kind"))
+    values["default_kind"] = _kind_value(values.get("default_kind", inherited.default_kind))
+    settings = replace(inherited, **values, patterns={**inherited.patterns, **declared})
+    _check(cls.__name__, settings, inherited)
     return settings
 
 
-def _unknown_keyword(cls: type, keyword: str, value: Any, known: Sequence[str]) -> DeclarationError:
-    near = difflib.get_close_matches(keyword, known, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"the keywords are {', '.join(known)}, and those of patterns"
-    )
-    return DeclarationError(
+def _kind_value(kind: Any) -> Any:
+    return kind.value if isinstance(kind, enum.Enum) else kind
+
+
+def _patterns(cls: type, keyword: str, value: Any) -> list[Any]:
+    """Return the patterns that a class keyword declares; refuses a keyword that is not one of a pattern."""
+    value = () if value is None else value
+    patterns = list(value) if isinstance(value, (list, tuple)) else [value]
+    near = difflib.get_close_matches(keyword, _KEYWORDS, n=1)
+    if all(hasattr(each, "bind") for each in patterns) and (patterns or not near):
+        return patterns
+    listed = f"the keywords are {', '.join(_KEYWORDS)}, and those of patterns"
+    hint = f"did you mean {near[0]!r}?" if near else listed
+    raise DeclarationError(
         f"{cls.__name__} has the class keyword {keyword}={value!r}, which is neither a setting nor a pattern "
         f"of a whole model, such as bucket=Bucket(…); {hint}",
         code="keyword-unknown",
     )
 
 
-def _check_shape(name: str, inherited: Settings, settings: Settings) -> None:
-    """Refuse kinds and versions that are not allowed."""
-    kind = settings.kind
-    for keyword in ("discriminator", "version_field"):
-        _check_stored_name(name, keyword, getattr(settings, keyword))
-    same_collection = inherited.collection == settings.collection
-    if inherited.discriminator not in (None, settings.discriminator) and same_collection:
-        raise DeclarationError(
-            f"{name} has discriminator={settings.discriminator!r}, but the class that it inherits from has "
-            f"{inherited.discriminator!r}; one collection has one discriminator: leave it out",
-            code="kind-invalid",
-        )
-    if kind is not None:
-        if settings.discriminator is None:
-            raise DeclarationError(
-                f"{name} has kind={kind!r}, but no class above it says where kinds are stored; give the base "
-                'discriminator="type"',
-                code="kind-invalid",
-            )
-        if isinstance(kind, bool) or not isinstance(kind, (str, int)) or kind == "":
-            raise DeclarationError(
-                f"{name} has kind={kind!r}; a kind is text that is not empty, or a whole number",
-                code="kind-invalid",
-            )
-    if settings.default_kind is not None and settings.discriminator is None:
-        raise DeclarationError(
-            f"{name} has default_kind={settings.default_kind!r}, but does not say where kinds are stored; "
-            'give it discriminator="type"',
-            code="kind-invalid",
-        )
-    if settings.version is not None:
-        _check_version(name, settings)
+_CHOICES = {
+    "naming": get_args(Naming), "validation": get_args(Validation),
+    "validation_action": get_args(ValidationAction), "migrate_on_read": get_args(MigrateOnRead),
+}  # fmt: skip
 
 
-def _check_stored_name(name: str, keyword: str, value: Any) -> None:
-    if value is None:
-        return
-    fits = isinstance(value, str) and value and "." not in value and "\0" not in value
-    if not fits or value.startswith("$") or value in ("_id", RESERVED):
+def _check(name: str, now: Settings, inherited: Settings) -> None:
+    for keyword, (fits, reason, code) in _CHECKS.items():
+        value = getattr(now, keyword)
+        if value is not None and not fits(value):
+            raise DeclarationError(f"{name} has {keyword}={value!r}; {reason}", code=code)
+    former = inherited.discriminator
+    if former not in (None, now.discriminator) and inherited.collection == now.collection:
+        reason = f"but the class that it inherits from has {former!r}; one collection has one: leave it out"
         raise DeclarationError(
-            f"{name} has {keyword}={value!r}; it is the stored name of a field of the document itself: not "
-            f"empty, without '.', not beginning with '$', and neither '_id' nor {RESERVED!r}",
-            code="stored-name-invalid",
+            f"{name} has discriminator={now.discriminator!r}, {reason}", code="kind-invalid"
         )
+    kind = now.kind if now.default_kind is None else now.default_kind
+    if kind is not None and now.discriminator is None:
+        reason = 'no class says where kinds are stored; give the base discriminator="type"'
+        raise DeclarationError(f"{name} has the kind {kind!r}, but {reason}", code="kind-invalid")
+    if now.version is not None and now.version_field == now.discriminator:
+        reason = f"kind and version in the same field {now.version_field!r}; rename one of them"
+        raise DeclarationError(f"{name} stores {reason}", code="stored-name-clash")
 
 
-def _check_version(name: str, settings: Settings) -> None:
-    version = settings.version
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise DeclarationError(
-            f"{name} has version={version!r}; versions are whole numbers from 1", code="version-invalid"
-        )
-    if settings.discriminator == settings.version_field:
-        raise DeclarationError(
-            f"{name} stores its kind and its version in the same field {settings.version_field!r}; "
-            "give one of them another name",
-            code="stored-name-clash",
-        )
+class _Check(NamedTuple):
+    """What a keyword's value must be, what to say where it is not, and the code."""
+
+    fits: Callable[[Any], object]
+    reason: str
+    code: str
 
 
-def _check_storage(cls: str, settings: Settings) -> None:
-    name = settings.collection
-    if name is not None and (not name or "$" in name or "\0" in name or name.startswith("system.")):
-        raise DeclarationError(
-            f"{cls} names the collection {name!r}; a collection's name may not be empty, "
-            "contain '$' or NUL, or begin with 'system.'",
-            code="collection-name-invalid",
-        )
-    if name is not None and name.startswith("treadle."):
-        raise DeclarationError(
-            f"{cls} names the collection {name!r}; names that begin with 'treadle.' are "
-            "kept for Treadle's own state: choose another",
-            code="collection-name-invalid",
-        )
-    key = settings.shard_key
-    if key is not None and not (
-        isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)
-    ):
-        raise DeclarationError(
-            f'{cls} has shard_key={key!r}; it takes a tuple of field names, such as shard_key=("region",)',
-            code="shard-key-invalid",
-        )
-    for index in settings.indexes:
-        if not isinstance(index, IndexModel):
-            raise DeclarationError(
-                f"{cls} has {index!r} in indexes=; it takes PyMongo's IndexModel, such as "
-                "IndexModel([('name', 1)])",
-                code="keyword-unknown",
-            )
-    for keyword, choice in _CHOICES.items():
-        value, allowed = getattr(settings, keyword), get_args(choice)
-        if value not in allowed:
-            raise DeclarationError(
-                f"{cls} has {keyword}={value!r}; it takes {' or '.join(map(repr, allowed))}",
-                code="keyword-unknown",
-            )
+def _is_text(pattern: str) -> Callable[[Any], object]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value)
 
 
-def stamps_of(model: type) -> dict[str, Any]:
-    """What Treadle itself writes into each document of a model: stored names and values."""
-    settings: Settings | None = getattr(model, "__treadle__", None)
-    if settings is None:
-        return {}
-    stamps: dict[str, Any] = {}
-    if settings.discriminator is not None and settings.kind is not None:
-        stamps[settings.discriminator] = settings.kind
-    if settings.version is not None:
-        stamps[settings.version_field] = settings.version
-    return stamps
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_STORED_NAME = _Check(
+    _is_text(rf"(?!\$|_id\Z|{RESERVED}\Z)[^.\0]+"),
+    "it is the stored name of a field of the document itself: not empty, without '.', not beginning with "
+    f"'$', and neither '_id' nor {RESERVED!r}",
+    code="stored-name-invalid",
+)
+_CHECKS = {
+    "discriminator": _STORED_NAME,
+    "version_field": _STORED_NAME,
+    "kind": _Check(lambda kind: _is_whole(kind) or _is_text("(?s).+")(kind),
+        "a kind is text that is not empty, or a whole number", code="kind-invalid"),
+    "version": _Check(lambda version: _is_whole(version) and version >= 1,
+        "versions are whole numbers from 1", code="version-invalid"),
+    "collection": _Check(_is_text(r"(?!system\.|treadle\.)[^$\0]+"),
+        "a collection's name is not empty, contains neither '$' nor NUL, and does not begin with 'system.' "
+        "or with 'treadle.', which is Treadle's own", code="collection-name-invalid"),
+    "shard_key": _Check(lambda key: isinstance(key, tuple) and key and all(isinstance(e, str) for e in key),
+        'it takes a tuple of field names, such as shard_key=("region",)', code="shard-key-invalid"),
+    "indexes": _Check(lambda indexes: all(isinstance(each, IndexModel) for each in indexes),
+        "it takes PyMongo's IndexModel, such as IndexModel([('name', 1)])", code="keyword-unknown"),
+    **{keyword: _Check(choices.__contains__, f"it takes {' or '.join(map(repr, choices))}",
+        code="keyword-unknown") for keyword, choices in _CHOICES.items()},
+}  # fmt: skip
+
+
+def stamps_of(model: type) -> dict[str, KindValue]:
+    """Return the stored names and values of kind and version, which Treadle writes into each document."""
+    now: Settings = getattr(model, "__treadle__", None) or Settings()
+    stamps = {now.discriminator: now.kind, now.version_field: now.version}
+    return {name: value for name, value in stamps.items() if name is not None and value is not None}
 
 
 def stamped_names(model: type) -> list[str]:
-    """The stored names of kind and version, whether or not this very class has one."""
-    settings: Settings | None = getattr(model, "__treadle__", None)
-    if settings is None:
-        return []
-    named = [settings.discriminator, settings.version_field if settings.version is not None else None]
-    return [name for name in named if name is not None]
+    """Return the stored names of kind and version, whether or not this class has a kind of its own."""
+    now: Settings = getattr(model, "__treadle__", None) or Settings()
+    names = [now.discriminator, now.version_field if now.version is not None else None]
+    return [name for name in names if name is not None]

@@ -1,29 +1,33 @@
-"""Generated ids that do not exist until somebody asks for them.
+"""Generated ids whose value is made when it is first read.
 
-A document that is inserted under an id that nobody can know has no other
-documents that refer to it, and `insert` need not look for them. To be sure of
-that, a new document holds a `LazyObjectId`: it has no value. Whoever needs
-the value, in whatever way (by attribute, text, comparison, hash, copy, pickle,
-or because it is being encoded), makes it, and from then on it is an ordinary
-ObjectId. So its class answers "can anybody know it?".
+A document inserted under an id that no other code can know has no sources
+yet, so `insert` need not look for them. To be sure of that, a new document
+holds a `LazyObjectId`, which has no value. Any use of it (an attribute, text,
+comparison, hash, copy, pickle, encoding) makes the value, and from then on it
+is an ordinary ObjectId. So the class of an id says whether it may be known.
 
-While a document is being inserted its id has a value, and is a `PromisedId`
-for as long as nobody but the Store has seen it.
+`reserve_id` gives the id a value to insert. Until `publish_ids`, the
+document's own id is a `PendingId`: a read of it during the insert, also from
+another thread, turns it into an ordinary ObjectId and is noticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 from bson import ObjectId
+from pydantic import BaseModel
 
-_MAKING = Lock()
+T = TypeVar("T")
+
+# Two threads that read an id at once must get the same value.
+_VALUE_LOCK = Lock()
 
 
 class LazyObjectId(ObjectId):
-    """An ObjectId whose value is made when it is first asked for."""
+    """An ObjectId whose value is made when it is first read."""
 
     __slots__ = ()
 
@@ -31,91 +35,85 @@ class LazyObjectId(ObjectId):
     __init__ = object.__init__
 
     def __getattr__(self, name: str) -> Any:
-        # Only what is missing gets here, and until it has a value that is its value.
-        return getattr(made(self), name)
+        # Called for missing attributes only, and until there is a value, that is the value.
+        return getattr(materialize(self), name)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return made(self).__reduce_ex__(protocol)
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return materialize(self).__reduce_ex__(protocol)
 
 
-class PromisedId(ObjectId):
-    """An ObjectId with a value that nobody has looked at."""
+class PendingId(ObjectId):
+    """An ObjectId with a value that has not been read since it was reserved."""
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        return getattr(made(self), name)
+        return getattr(materialize(self), name)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return made(self).__reduce_ex__(protocol)
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return materialize(self).__reduce_ex__(protocol)
 
 
-def made(identity: Any) -> Any:
-    """The same id as an ordinary one, with a value; anything else as it is."""
+def materialize(identity: T) -> T:
+    """Turn a generated id into an ordinary ObjectId, in place; returns it. Other values are left alone."""
     if type(identity) is LazyObjectId:
-        _give_value(identity, None, ObjectId)
-    elif type(identity) is PromisedId:
+        _set_value(identity, None, ObjectId)  # type: ignore[arg-type]
+    elif type(identity) is PendingId:
         object.__setattr__(identity, "__class__", ObjectId)
     return identity
 
 
-def _give_value(identity: Any, value: ObjectId | None, kind: type[ObjectId]) -> bool:
-    """Give an id this value, or a new one; whether it had none."""
-    # Two threads that ask at once must get the same value.
-    with _MAKING:
-        first = type(identity) is LazyObjectId
-        if first:
-            ObjectId.__init__(identity, value)
-            object.__setattr__(identity, "__class__", kind)
-    return first
+def _set_value(identity: ObjectId, value: ObjectId | None, kind: type[ObjectId]) -> bool:
+    """Give an id this value, or a new one, and this class; False if it had a value already."""
+    with _VALUE_LOCK:
+        if type(identity) is not LazyObjectId:
+            return False
+        ObjectId.__init__(identity, value)
+        object.__setattr__(identity, "__class__", kind)
+    return True
 
 
-class Promise:
-    """The id of a document that is being inserted; made before anybody could know it."""
+class ReservedId(NamedTuple):
+    """The id of a document that is being inserted: the document's own, and an equal one to store."""
 
-    __slots__ = ("identity", "value")
-
-    def __init__(self, identity: Any, value: ObjectId) -> None:
-        self.identity = identity
-        # To be stored; looking at it tells nobody anything.
-        self.value = value
+    identity: ObjectId
+    value: ObjectId
 
     @property
-    def known(self) -> bool:
-        """Whether somebody has looked at the document's id since."""
-        return type(self.identity) is not PromisedId
+    def is_known(self) -> bool:
+        """Whether the document's id was read since it was reserved."""
+        return type(self.identity) is not PendingId
 
 
-def promise(document: Any) -> Promise | None:
-    """The id that a document will have; None if somebody may know it already."""
-    identity = document.__dict__.get("id")
-    if type(identity) is LazyObjectId:
-        value = ObjectId()
-        if _give_value(identity, value, PromisedId):
-            return Promise(identity, value)
-    return None
+def reserve_id(document: BaseModel) -> ReservedId | None:
+    """Give a document's id its value; None if other code may know it already."""
+    identity: Any = document.__dict__.get("id")
+    if type(identity) is not LazyObjectId:
+        return None
+    value = ObjectId()
+    return ReservedId(identity, value) if _set_value(identity, value, PendingId) else None
 
 
-def reveal(promises: Iterable[Promise | None]) -> list[ObjectId]:
-    """Make promised ids ordinary ones; those that somebody has looked at before."""
+def publish_ids(reserved: Iterable[ReservedId | None]) -> list[ObjectId]:
+    """Turn reserved ids into ordinary ones; returns those that were read before."""
     known = []
-    for each in promises:
+    for each in reserved:
         if each is not None:
-            if each.known:
+            if each.is_known:
                 known.append(each.value)
-            made(each.identity)
+            materialize(each.identity)
     return known
 
 
 class IdAttribute:
-    """The `id` of a document; reading it makes a generated one."""
+    """The attribute `id` of documents; reading it makes the value of a generated id."""
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: BaseModel | None, owner: type | None = None) -> Any:
         if instance is None:
-            # Pydantic asks the class for defaults; there is none here.
+            # Pydantic asks the class for a default; there is none here.
             raise AttributeError("id")
-        return made(instance.__dict__["id"])
+        return materialize(instance.__dict__["id"])
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: BaseModel, value: object) -> None:
         instance.__pydantic_fields_set__.add("id")
         instance.__dict__["id"] = value

@@ -2,7 +2,7 @@
 
 What it keeps right: each name is there once, and every filter on a name is
 one that the index serves. How filters, updates and sorts are translated is in
-`query/pairs.py`, how a dict is stored and read in `model/pairs.py`.
+`query/attributes.py`, how a dict is stored and read in `model/attributes.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from treadle.errors import DeclarationError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import STATE, Entry, Models, Pattern, Place, Rule
+from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
-from treadle.model.pairs import Pairs
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import identical

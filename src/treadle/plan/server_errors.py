@@ -22,14 +22,14 @@ from pymongo.errors import (
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.model.bson_types import Raw
-from treadle.model.schema_check import join
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable, too_deep
 
 # -- codes, by the names that the server gives them ------------------------------------------------
 
 BAD_VALUE = 2
 UNAUTHORIZED = frozenset({13, 8000})  # 8000 is Atlas's
 TYPE_MISMATCH = 14
+OVERFLOW = 15  # of a nesting that is too deep, among others
 AUTHENTICATION_FAILED = 18
 ILLEGAL_OPERATION = 20
 NAMESPACE_NOT_FOUND = 26
@@ -281,10 +281,11 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
     if DUPLICATE_KEY in decisive:
         labels = [each for each in (TRANSIENT, OUTCOME_UNKNOWN, RETRYABLE) if error.has_error_label(each)]
         return DuplicateKey(model, first, labels)
-    return _clearer_error(codes_of(error), model) or error
+    return _clearer_error(error, model) or error
 
 
-def _clearer_error(codes: set[Any], model: str) -> UsageError | None:
+def _clearer_error(error: PyMongoError, model: str) -> UsageError | None:
+    codes = codes_of(error)
     if codes & ID_REFUSED:
         return UsageError(
             f"the server does not take this as the id of a {model}: no arrays, patterns, or names that begin "
@@ -297,6 +298,8 @@ def _clearer_error(codes: set[Any], model: str) -> UsageError | None:
             "or give the server a larger cache",
             code="transaction-too-large",
         )
+    if OVERFLOW in codes and "nest" in message_of(error):
+        return too_deep(model)
     if codes & TOO_LARGE:
         return UsageError(
             f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
@@ -337,7 +340,7 @@ def _failed_paths(details: Any, path: str) -> set[str]:
     if not isinstance(details, dict):
         return set()
     name = details.get("propertyName")
-    path = join(path, name) if name else path
-    failed = {join(path, f"{missing} is missing") for missing in details.get("missingProperties", ())}
+    path = f"{path}.{name}".lstrip(".") if name else path
+    failed = {f"{path}.{missing} is missing".lstrip(".") for missing in details.get("missingProperties", ())}
     failed = failed.union(*(_failed_paths(value, path) for value in details.values()))
     return failed or ({path} if name else failed)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from bson import Regex
 
 from treadle.errors import UsageError
+from treadle.model.attributes import is_measured
 from treadle.model.bson_types import Raw
 from treadle.model.codec import Codec
-from treadle.model.pairs import is_measured
 
 SORTED = "_treadle_sort"
 PATTERNS = (re.Pattern, Regex)

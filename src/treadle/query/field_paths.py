@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol
 from bson import ObjectId
 
 from treadle.errors import UsageError
+from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import Codec
-from treadle.model.pairs import is_paired
+from treadle.model.encodable import refuse_unsendable
 from treadle.model.shape import Shape
-from treadle.model.storable import refuse_unsendable
 from treadle.query.attributes import Attribute, attribute_of
 from treadle.query.field_types import ANY, FieldType, field_type, undeclared
 from treadle.query.paths import ARRAYS, overlap, plain, suggestion
@@ -67,7 +67,7 @@ class FieldPath(NamedTuple):
     # Whether text stands for an ObjectId, and whether documents may be compared field by field.
     holds_ids: bool
     holds_models: bool
-    # The types, of the field and of its elements, whose values only a serializer of their own can store.
+    # The types, of the field and of its elements, whose values a serializer of the user's own stores.
     serialized: tuple[FieldType, ...]
     # Why the path may not be named at all, and why it may not be updated.
     unknown: Refusal | None

@@ -21,12 +21,11 @@ from treadle.errors import UsageError
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import Codec, StoredField
-from treadle.model.dump import field_encoder, item_dump
+from treadle.model.dump import Encoder, encoder_of, field_encoder, own_serializers
 from treadle.model.shape import Shape
 from treadle.query.paths import ARRAYS
 
 M = TypeVar("M", bound=BaseModel)
-Dump = Callable[[Any, list[Any]], Any]
 
 ANY = Shape("any", Any)
 
@@ -79,20 +78,23 @@ class FieldType:
         codec: Codec[Any],
         shape: Shape = ANY,
         schema: Schema | None = None,
-        dump: Callable[[], Dump | None] = lambda: None,
+        encoder: Callable[[], Encoder | None] = lambda: None,
         *,
         certain: bool = False,
         required: bool = False,
+        serialized: bool = False,
     ) -> None:
         self.codec = codec
         self.shape = shape
         self._schema = schema
         # Makes the function that stores a valid value; where it is None, a value is stored as it was given.
-        self._dump = dump
+        self._encoder = encoder
         # Whether a valid value here leaves everything around it valid.
         self.certain = certain
         # Whether every document has a value here.
         self.required = required
+        # Whether values have a stored form of the user's own.
+        self._serialized = serialized or shape.kind == "custom"
         # A value of a map is validated together with its key.
         self.pair: tuple[str, FieldType] | None = None
 
@@ -148,8 +150,8 @@ class FieldType:
             raise Unjudgeable from error
 
     @cached_property
-    def store(self) -> Dump | None:
-        return self._dump()
+    def store(self) -> Encoder | None:
+        return self._encoder()
 
     def accepts(self, value: Any) -> bool:
         """Whether a stored value can be read here, as far as this place alone tells."""
@@ -181,16 +183,16 @@ class FieldType:
     def serialized(self) -> list[FieldType]:
         """This type and that of its elements, where values have a stored form of the user's own."""
         types = [self, self.element] if self.element is not None else [self]
-        return [each for each in types if each.shape.kind == "custom"]
+        return [each for each in types if each._serialized]
 
     def _inner(self, shape: Shape, schema: Any) -> FieldType:
         inner = None if self._schema is None or schema is None else self._schema._replace(schema=schema)
 
-        def dump() -> Dump | None:
-            return item_dump(self.codec, shape)
+        def encoder() -> Encoder:
+            return encoder_of(self.codec, shape)
 
         certain, required = self.certain and self.free, not shape.optional
-        return FieldType(self.codec, shape, inner, dump, certain=certain, required=required)
+        return FieldType(self.codec, shape, inner, encoder, certain=certain, required=required)
 
 
 def undeclared(codec: Codec[Any]) -> FieldType:
@@ -211,6 +213,7 @@ def field_type(codec: Codec[Any], field: StoredField, *, certain: bool = True) -
         lambda: field_encoder(codec, field),
         certain=certain and alone and not judges_the_whole(codec.model),
         required=field.info.is_required() and not field.shape.optional,
+        serialized=field.name in own_serializers(codec.model),
     )
 
 

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from treadle.errors import UsageError
 from treadle.model.bson_types import Raw, key_to_bson, to_bson
 from treadle.model.codec import Codec
-from treadle.model.shown import quoted
-from treadle.model.storable import refuse_unsendable
+from treadle.model.encodable import refuse_unsendable
+from treadle.model.text import quote
 from treadle.query.attributes import attribute_conditions
 from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
 from treadle.query.field_types import Unjudgeable
@@ -272,7 +272,7 @@ def _sort_key(part: Any) -> tuple[str, int]:
         part = (part.removeprefix("-"), -1) if part.startswith("-") else (part.removeprefix("+"), 1)
     if not isinstance(part, (tuple, list)) or len(part) != 2 or part[1] not in (1, -1):
         raise UsageError(
-            f"the sort has {quoted(part)}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
+            f"the sort has {quote(part)}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
             code="sort-invalid",
         )
     path, direction = part

@@ -11,9 +11,9 @@ from bson import DBRef
 from pydantic import BaseModel
 
 from treadle.errors import DeclarationError, UsageError
+from treadle.model.attributes import is_paired
 from treadle.model.bson_types import Raw
 from treadle.model.codec import Codec, StoredField, codec_of
-from treadle.model.pairs import is_paired
 from treadle.model.shape import Shape
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple"})

@@ -148,7 +148,12 @@ class _OperatorParser:
             return clean(value)
         if operator in ("$pull", "$pullAll"):
             value = self._of_elements(field, value)
-        stored, certain = self._judged(field, handle, to_bson(value, []))
+        if field.serialized and handle in (_set, _push):
+            # Not in BSON's form, which the field's own validator may read as something else.
+            stored, certain = self._judged(field, handle, value)
+            stored = to_bson(stored, [])
+        else:
+            stored, certain = self._judged(field, handle, to_bson(value, []))
         self.is_exact = self.is_exact and certain
         # Only now, because a serializer may have made a value that can be sent.
         check_values(stored)
@@ -182,9 +187,8 @@ class _OperatorParser:
 
     def _array_filters(self, filters: Sequence[Any]) -> list[Any]:
         """Return the conditions on elements, which the update names by `$[identifier]`."""
-        cleaned: list[Any] = clean(list(filters))
         if self.unchecked:
-            return cleaned
+            return [clean(each) for each in filters]
         arrays: dict[str, str] = {}
         for path in self.fields:
             for found in _IDENTIFIER.finditer(path):
@@ -195,7 +199,9 @@ class _OperatorParser:
             return f"{arrays.get(identifier, identifier)}{dot}{rest}"
 
         parser = FilterParser(self.paths, lambda path: self.paths.named(path, "array filter"))
-        return [parser.parse(each, full_path) if isinstance(each, dict) else each for each in cleaned]
+        return [
+            parser.parse(each, full_path) if isinstance(each, Mapping) else clean(each) for each in filters
+        ]
 
 
 def _problem(path: str, error: ValidationError) -> tuple[str, str]:
@@ -266,7 +272,7 @@ def _push(type_: FieldType, value: Any) -> tuple[Any, bool]:
     if not (isinstance(value, dict) and "$each" in value):
         return _set(element, value)
     items = value["$each"]
-    if not isinstance(items, list):
+    if not isinstance(items, (list, tuple)):
         raise _Refused("$each takes a list")
     return {**value, "$each": [element.stored(item) for item in items]}, element.certain
 

@@ -10,7 +10,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
 from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner

@@ -24,7 +24,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import Capabilities
 from treadle.store.shared_commands import copy_error
 

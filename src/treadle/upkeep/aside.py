@@ -13,7 +13,7 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import SET_ASIDE
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.shown import quoted
+from treadle.model.text import quote
 from treadle.plan import Plan, Raw, delete_one, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import retries
@@ -81,7 +81,7 @@ def require_item(item: Any) -> SetAsideDocument:
     """Refuse what is nothing that was set aside."""
     if not isinstance(item, SetAsideDocument):
         raise UsageError(
-            f"{quoted(item)} is nothing that was set aside; take it from set_aside()",
+            f"{quote(item)} is nothing that was set aside; take it from set_aside()",
             code="set-aside-unknown",
         )
     return item

@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
-from treadle.model.shown import quoted
+from treadle.model.text import quote
 from treadle.plan import Plan, Raw, delete_one, find, find_one, update_one
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep.change_stream import BEATS, ChangeStream, first_stages, places
@@ -54,7 +54,7 @@ def require(graph: Graph, label: Any) -> None:
         )
     known = ", ".join(sorted(pausable(graph))) or "none"
     raise UsageError(
-        f"there is no rule {quoted(label)}; those that can be paused: {known}", code="rule-unknown"
+        f"there is no rule {quote(label)}; those that can be paused: {known}", code="rule-unknown"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pymongo.errors import ConnectionFailure, PyMongoError
 
 from treadle.engine.lease import Lease, LeaseLost
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, update_one
 from treadle.plan.server_errors import is_passing
 from treadle.upkeep.headroom import headroom, read_window
@@ -18,7 +18,7 @@ from treadle.upkeep.position import COLLECTION
 # Renewals of the lease between two looks at the server's history.
 WORKER_HEADROOM_RENEWALS = 15
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class Leader:

@@ -30,8 +30,7 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import code_of
-from treadle.model.logs import logger
-from treadle.model.shown import shown
+from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_about_one_document
@@ -53,7 +52,7 @@ SCHEDULE_PAGE = 200
 # A schedule of this length or more begins with the full minute, so that a cron job is not a second early.
 MINUTES_FROM = dt.timedelta(minutes=10)
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class Scheduler:
                 if not _ends_one_job(error):
                     raise
                 log.warning("%s: the scheduled run failed (%s)", ran.name, code_of(error))
-                done.append(replace(ran, error=shown(str(error), 500)))
+                done.append(replace(ran, error=escape_text(str(error), 500)))
                 continue
             if number:
                 done.append(ran if dry_run else replace(ran, written=number))
@@ -184,7 +183,7 @@ class Scheduler:
                 raise
             yield from self.lease.check()
             log.warning("%s: the scheduled run failed (%s)", job.name, code_of(error))
-            ran = replace(job.describe(now), error=shown(str(error), 500))
+            ran = replace(job.describe(now), error=escape_text(str(error), 500))
         finished = yield from clock()
         ran = replace(ran, seconds=max(0.0, (finished - started).total_seconds()))
         yield from self._record(job, row, ran, started, changes)

@@ -27,7 +27,7 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.dry_run import list_writes
@@ -37,7 +37,7 @@ from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
 from treadle.upkeep.late_data import needs_before
 
-log = logger(__name__)
+log = get_logger(__name__)
 # Whether validators that began with warnings are made binding, or those that are there are left alone.
 Enforcement: TypeAlias = Literal["enforce", "keep"] | None
 

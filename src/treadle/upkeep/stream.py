@@ -21,7 +21,7 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
 from treadle.graph.quarantine import set_aside
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, delete_many, find_one, find_one_and_update, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import UndecodableId
@@ -66,7 +66,7 @@ WITHOUT_DOCUMENTS = 2
 # The collections of Treadle's own that lie in the stream.
 OWN = frozenset({BEATS, CONTROLS})
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class Follower(Leader):

@@ -1,21 +1,23 @@
-"""Documents that do not validate: how many there are, which, and where.
+"""Documents that do not validate: how many there are, which, and at which field.
 
-The server says which documents they are, by the very schema that the
-validator is made of. `schema_check.py` then says where the fault lies.
+The server judges both: the documents by the schema of the validator, and the
+field by the part of the schema that describes that field alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from treadle.engine.indexes import EXAMPLES_MAX
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
 from treadle.graph.stored_pages import matching, readable_page
-from treadle.model.schema_check import Fault, faults
+from treadle.model.json_schema import Schema
+from treadle.model.keywords import stamped_names
 from treadle.plan import Plan, Raw, count_documents, find
 from treadle.plan.decoding import Unreadable
+from treadle.query.keys import freeze
 from treadle.upkeep.collection_schema import collection_schema, newest_version
 
 
@@ -46,7 +48,8 @@ def describe_change(entry: Entry[Any], now: Raw, declared: Raw) -> Plan[str]:
     except Unreadable as error:
         examples = error.documents
         named = [f"_id {key!r} (cannot be decoded)" for key, _ in error.failed]
-    named += [f"_id {raw['_id']!r} ({_first(schema, raw).path})" for raw in examples]
+    faults = yield from _find_faults(entry, schema, examples)
+    named += [f"_id {raw['_id']!r} ({faults[freeze(raw['_id'])].path})" for raw in examples]
     listed = "; ".join(named)
     more = "; …" if number > len(named) else ""
     verb = "document does" if number == 1 else "documents do"
@@ -57,9 +60,63 @@ def _only_warns(declared: Raw) -> bool:
     return bool(declared["validationAction"] == "warn")
 
 
-def _first(schema: Mapping[str, Any], raw: Raw) -> Fault:
-    # What only the server can judge, such as a pattern, has no path here.
-    return next(iter(faults(schema, raw)), Fault("the document", None, "what the validator allows"))
+class Fault(NamedTuple):
+    """The first field of a document that does not validate, what is stored there, and what may be."""
+
+    path: str
+    stored: Any
+    expected: Any
+
+
+def _find_faults(entry: Entry[Any], schema: Schema, documents: Sequence[Raw]) -> Plan[dict[Any, Fault]]:
+    """Return where documents that the server refused do not validate, by frozen id."""
+    branches = schema.get("anyOf", [schema])
+    # Kind and version say which branch a document was meant for, so they are looked at first.
+    tags = list(dict.fromkeys(name for each in entry.related for name in stamped_names(each.model)))
+    by_branch: dict[int, list[Raw]] = {}
+    for raw in documents:
+        distances = [_wrong_tags(branch, tags, raw) for branch in branches]
+        by_branch.setdefault(distances.index(min(distances)), []).append(raw)
+    faults: dict[Any, Fault] = {}
+    for number, raws in by_branch.items():
+        faults |= yield from _find_fields(entry.collection, branches[number], tags, raws)
+    return faults
+
+
+def _wrong_tags(branch: Schema, tags: Sequence[str], raw: Raw) -> list[bool]:
+    """Which tags of a document are not those of a branch; of several branches, the least is the nearest."""
+    properties, absent = branch.get("properties", {}), branch.get("not", {}).get("required", ())
+    return [
+        raw.get(tag) not in properties[tag]["enum"] if "enum" in properties.get(tag, {}) else tag in absent
+        for tag in tags
+    ]
+
+
+def _find_fields(
+    collection: str, branch: Schema, tags: Sequence[str], documents: Sequence[Raw]
+) -> Plan[dict[Any, Fault]]:
+    properties, required = branch.get("properties", {}), branch.get("required", [])
+    pending = {freeze(raw["_id"]): raw for raw in documents}
+    faults: dict[Any, Fault] = {}
+    for name in sorted(properties, key=lambda each: each not in tags):
+        if not pending:
+            break
+        alone: Schema = {"properties": {name: properties[name]}}
+        if name in required:
+            alone["required"] = [name]
+        ids = [raw["_id"] for raw in pending.values()]
+        invalid = {"_id": {"$in": ids}, "$nor": [{"$jsonSchema": alone}]}
+        for row in (yield from find(collection, invalid, {"_id": 1})):
+            raw = pending.pop(freeze(row["_id"]), {})
+            expected = properties[name] if name in raw else {"required": True, **properties[name]}
+            faults[freeze(row["_id"])] = Fault(name, raw.get(name), expected)
+    for key, raw in pending.items():
+        # No declared field is at fault: one that is not declared, or the document has changed since.
+        name = next((name for name in raw if name not in properties), "the document")
+        faults[key] = Fault(
+            name, raw.get(name), "no such field" if name in raw else "what the validator allows"
+        )
+    return faults
 
 
 def findings(entries: Iterable[Entry[Any]], sample: float | None = None) -> Plan[list[Finding]]:
@@ -86,9 +143,9 @@ def findings(entries: Iterable[Entry[Any]], sample: float | None = None) -> Plan
             rows, last = yield from readable_page(root.model.__name__, page, last)
             if last is None:
                 break
-            for raw in rows:
-                fault, model = _first(schema, raw), root.of(raw).model.__name__
-                findings.append(
-                    Finding("validation", model, raw["_id"], fault.path, fault.stored, fault.expected)
-                )
+            faults = yield from _find_faults(root, schema, rows)
+            findings += [
+                Finding("validation", root.of(raw).model.__name__, raw["_id"], *faults[freeze(raw["_id"])])
+                for raw in rows
+            ]
     return findings

@@ -26,7 +26,7 @@ from treadle.graph.pattern import STATE, Entry, Rule
 from treadle.graph.quarantine import around, set_aside
 from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
-from treadle.model.shown import shown
+from treadle.model.text import escape_text
 from treadle.plan import Plan, Raw, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import message_of
@@ -135,7 +135,7 @@ def confirm(
 
 def _not_examined(entry: Entry[Any], key: Any, reason: str) -> Finding:
     """A document of which nobody can say whether it is right; `status` lists it with the others."""
-    return Finding("set-aside", entry.model.__name__, key, "", None, shown(reason))
+    return Finding("set-aside", entry.model.__name__, key, "", None, escape_text(reason))
 
 
 def examine_each(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:

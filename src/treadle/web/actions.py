@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from treadle.errors import TreadleError, UsageError
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.web.access import Refused, form_of
 from treadle.web.dashboard import Dashboard, dashboard_of
 from treadle.web.pages import finding_key
@@ -22,7 +22,7 @@ from treadle.web.pages import finding_key
 # What may be started at a time.
 TASKS_MAX = 8
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Act = Callable[[Dashboard, dict[str, Any]], Awaitable[str]]
 

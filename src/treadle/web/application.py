@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treadle.cli.redaction import redact
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.web import actions, answers, pages
 from treadle.web.access import BODY_BYTES_MAX, HEADERS, Access, Refused
 from treadle.web.dashboard import Dashboard, dashboard_of
@@ -32,7 +32,7 @@ INTERVAL_SECONDS = 2.0
 # As a response carries them.
 ADDED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def create(

@@ -24,7 +24,7 @@ from bson import json_util
 from pymongo.errors import PyMongoError
 
 from treadle.errors import TreadleError
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.upkeep.aside import SetAsideDocument
 from treadle.upkeep.findings import KeptFinding
 from treadle.upkeep.jobs import JobStatus
@@ -37,7 +37,7 @@ LOOKING_SECONDS = 30.0
 HOUR_SECONDS = 3600.0
 SAMPLES_MAX = 720
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

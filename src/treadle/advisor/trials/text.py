@@ -11,7 +11,7 @@ from rich.text import Text
 from treadle.advisor.trials.results import RequestResult, TrialReport, TrialResult
 from treadle.advisor.trials.verdict import digits, times
 from treadle.advisor.wording import duration, number, plural, size
-from treadle.model.shown import shown
+from treadle.model.text import escape_text
 
 _STYLES = {"do": "green", "do not": "red", "no evidence": "dim"}
 
@@ -21,7 +21,7 @@ def show(report: TrialReport, console: Console) -> None:
     copied = f"{plural(report.documents, 'document')} of {number(sum(each.of for each in report.copied))}"
     console.print(
         Text(
-            f"{shown(report.database)}: {plural(report.workload.operations, 'request')} over "
+            f"{escape_text(report.database)}: {plural(report.workload.operations, 'request')} over "
             f"{duration(report.workload.seconds)}, tried on a copy of {copied}"
         )
     )
@@ -30,7 +30,7 @@ def show(report: TrialReport, console: Console) -> None:
     else:
         console.print("The scan found nothing to try.")
     for note in report.notes:
-        console.print(Text(shown(note), style="dim"))
+        console.print(Text(escape_text(note), style="dim"))
 
 
 def _show_results(report: TrialReport, console: Console) -> None:
@@ -46,7 +46,7 @@ def _show_results(report: TrialReport, console: Console) -> None:
     console.print(table)
     for each in report.results:
         console.print()
-        console.print(Text(shown(f"{each.key}: {each.verdict}. {each.reason}")))
+        console.print(Text(escape_text(f"{each.key}: {each.verdict}. {each.reason}")))
         for request in each.requests:
             _show_request(request, console)
         if each.storage is not None:
@@ -62,11 +62,11 @@ def _show_results(report: TrialReport, console: Console) -> None:
 
 def _line(line: str, level: int, console: Console) -> None:
     """A line whose later parts, where it is too long, begin where it does."""
-    console.print(Padding(Text(shown(line)), (0, 0, 0, 2 * level), expand=False))
+    console.print(Padding(Text(escape_text(line)), (0, 0, 0, 2 * level), expand=False))
 
 
 def _row(each: TrialResult) -> list[Text]:
-    cells = [each.verdict, shown(each.key)]
+    cells = [each.verdict, escape_text(each.key)]
     if each.ratio is not None:
         cells += [
             f"{digits(each.ratio.value)}×",

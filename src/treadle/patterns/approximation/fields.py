@@ -22,8 +22,8 @@ from treadle.graph.pattern import NOTHING, TRANSACTIONS, Models, Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
+from treadle.model.encodable import ENCODING_ERRORS
 from treadle.model.shape import field_shape
-from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Raw
 from treadle.query.keys import freeze
 from treadle.query.paths import put, resolve, value_at

@@ -23,6 +23,7 @@ from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.outcomes import Pace, Progress, Report, resting
 from treadle.graph.quarantine import set_aside
+from treadle.model.bson_types import as_moment
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
     Plan,
@@ -40,7 +41,6 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import clock
 from treadle.plan.server_errors import is_refusal
-from treadle.query.moments import as_moment
 
 SIZE = "_treadle_bytes"
 

@@ -21,8 +21,7 @@ from treadle.graph.outcomes import Finding, Progress, Report
 from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import note_aside, set_aside
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.model.logs import logger
-from treadle.model.shown import shown
+from treadle.model.text import escape_text, get_logger
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large
 from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import ANY_ID, Spec
@@ -43,7 +42,7 @@ ADOPT_NAMED_MAX = 10
 # What is said of a document that no reading can be made of.
 NOT_ADOPTED = "document-invalid"
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class Adoption:
@@ -127,7 +126,7 @@ class Adoption:
             if self._named < ADOPT_NAMED_MAX:
                 self._named += 1
                 log.warning(
-                    "%s: %s %s is not adopted: %s", self.name, source, shown(document["_id"]), problem
+                    "%s: %s %s is not adopted: %s", self.name, source, escape_text(document["_id"]), problem
                 )
         return problem
 

@@ -15,7 +15,7 @@ from treadle.graph.layout import PageReader, skipping
 from treadle.graph.operations import Returns
 from treadle.graph.outcomes import Summary
 from treadle.model.document import Document
-from treadle.model.storable import check_batch
+from treadle.model.encodable import check_batch
 from treadle.patterns.bucket import reading, series
 from treadle.patterns.bucket.changing import Change, Pair, applied
 from treadle.patterns.bucket.grouping import group

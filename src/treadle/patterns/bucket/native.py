@@ -24,8 +24,7 @@ from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
 from treadle.graph.pattern import Entry
 from treadle.model.codec import StoredField
-from treadle.model.document import Document
-from treadle.model.indexed import Indexed
+from treadle.model.document import Document, Indexed
 from treadle.patterns.bucket.adoption import SeriesAdoption
 from treadle.patterns.bucket.contents import column
 from treadle.patterns.bucket.series import adapted, bounds, chosen_fields, field_summary, make_aware

@@ -22,14 +22,14 @@ from treadle.engine.indexes import (
 )
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.outcomes import Action
-from treadle.model.indexed import Indexed
+from treadle.model.document import Indexed
 from treadle.model.json_schema import model_schema
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.query.paths import put
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:

@@ -18,7 +18,7 @@ from treadle.graph.outcomes import Action, Finding, Progress, Report, resting
 from treadle.graph.quarantine import around
 from treadle.graph.stored_pages import Note
 from treadle.model.document import Document
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.patterns.bucket import prepare
 from treadle.patterns.bucket.adoption import BUCKET_UPKEEP_ATTEMPTS_MAX, BucketAdoption
 from treadle.patterns.bucket.changing import Changer
@@ -38,7 +38,7 @@ BUCKET_UPKEEP_PAGE = 50
 
 D = TypeVar("D", bound=Document)
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class BucketUpkeep(Layout[D]):

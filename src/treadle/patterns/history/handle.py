@@ -21,12 +21,12 @@ from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import State
 from treadle.graph.pattern import Entry
+from treadle.model.bson_types import as_moment
 from treadle.model.document import Document
 from treadle.patterns.history.rows import HistoryRows
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.filters import parse_filter
-from treadle.query.moments import as_moment
 
 NEWEST = [("valid_from", DESCENDING)]
 

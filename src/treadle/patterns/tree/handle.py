@@ -14,7 +14,7 @@ from treadle.graph.calls import Children
 from treadle.graph.outcomes import Nested
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
-from treadle.model.shown import quoted
+from treadle.model.text import quote
 from treadle.patterns.tree import reads, state
 from treadle.patterns.tree.fields import UNSTATED, Stated, Tree
 from treadle.patterns.tree.moves import Move
@@ -142,16 +142,16 @@ class TreeHandle(Generic[D]):
         name = self._entry.model.__name__
         if self._tree.truth != "children":
             raise UsageError(
-                f"the children of a {name} have no order of their own, so at={quoted(at)} means nothing; "
+                f"the children of a {name} have no order of their own, so at={quote(at)} means nothing; "
                 "declare tree=ChildReferences(…), or store a number and read with sort=",
                 code="tree-order",
             )
         if parent is None:
             raise UsageError(
-                f"roots are in no list, so at={quoted(at)} means nothing; give a parent", code="tree-order"
+                f"roots are in no list, so at={quote(at)} means nothing; give a parent", code="tree-order"
             )
         if not isinstance(at, int) or isinstance(at, bool) or at < 0:
-            raise UsageError(f"at={quoted(at)} is not an index; the first child is at=0", code="tree-order")
+            raise UsageError(f"at={quote(at)} is not an index; the first child is at=0", code="tree-order")
 
     def move(self, id: Any, parent: Any, at: int | None) -> Plan[D]:
         self._check_index(at, parent)

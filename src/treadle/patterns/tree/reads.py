@@ -15,7 +15,7 @@ from pymongo import ASCENDING
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, UsageError
-from treadle.model.shown import quoted
+from treadle.model.text import quote
 from treadle.patterns.tree.fields import Tree, node_missing, not_rebuilt
 from treadle.patterns.tree.segments import at_most, below, path_above, prefixes, split
 from treadle.plan import Plan, Raw, Read, aggregate, by_id, count_documents, find, find_one
@@ -312,7 +312,7 @@ def check_depth(max_depth: Any) -> None:
         not isinstance(max_depth, int) or isinstance(max_depth, bool) or max_depth < 0
     ):
         raise UsageError(
-            f"max_depth={quoted(max_depth)} is not a whole number from 0; 1 means children",
+            f"max_depth={quote(max_depth)} is not a whole number from 0; 1 means children",
             code="filter-invalid",
         )
 

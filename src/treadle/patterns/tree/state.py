@@ -19,7 +19,7 @@ from treadle.engine.version_upgrade import upgrade_stored
 from treadle.engine.work import Busy
 from treadle.errors import DataError
 from treadle.graph.change import Change, Changes
-from treadle.model.logs import logger
+from treadle.model.text import get_logger
 from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
 
@@ -28,7 +28,7 @@ TREE_ENDED_MAX = 50
 
 COLLECTION = "treadle.trees"
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class TreeBusy(Busy):

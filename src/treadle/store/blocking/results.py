@@ -11,7 +11,7 @@ from pymongo.client_session import ClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
-from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
 from treadle.store import shell
 from treadle.store.blocking.runner import Runner

@@ -1,4 +1,4 @@
-"""Maps that are stored as pairs, `[{"k": "color", "v": "red"}]`, so that one index serves all names."""
+"""Maps stored as arrays of pairs, `[{"k": "color", "v": "red"}]`, so that one index serves all names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.errors import UsageError
-from treadle.model.bson_types import to_bson
+from treadle.model.bson_types import Altered, Raw, to_bson
 from treadle.model.shape import Shape
 
 
@@ -33,11 +33,11 @@ def is_measured(shape: Shape) -> bool:
     return shape.python is Measured or any(map(is_measured, shape.items))
 
 
-def pair(name: str, value: Any, stored: Any, altered: list[Any]) -> dict[str, Any]:
-    """One pair; `stored` is the value as it would be stored by itself."""
+def pair(name: str, value: object, stored: Any, altered: Altered) -> Raw:
+    """Return one pair; `stored` is the value as it would be stored by itself."""
     if not name:
         raise UsageError(
-            "an attribute has an empty name, by which no filter could find it; give it one",
+            "an attribute has an empty name, so no filter could find it; give it a name",
             code="attribute-unnamed",
         )
     if isinstance(value, Measured):
@@ -46,10 +46,8 @@ def pair(name: str, value: Any, stored: Any, altered: list[Any]) -> dict[str, An
 
 
 def from_pairs(value: Any) -> Any:
-    """The map of stored pairs, of a doubled name the last; anything else as it is."""
-    if type(value) is not list:
-        return value
-    if not all(type(each) is dict and "k" in each for each in value):
+    """Return the map of stored pairs; a repeated name counts once, the last. Other values are left alone."""
+    if type(value) is not list or not all(type(each) is dict and "k" in each for each in value):
         return value
     return {
         each["k"]: {"value": each.get("v"), "unit": each["u"]} if "u" in each else each.get("v")

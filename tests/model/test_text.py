@@ -8,9 +8,8 @@ import logging
 import pytest
 from pymongo.errors import OperationFailure
 
-from treadle.cli.output import print_json, print_table, say
-from treadle.model.logs import logger
-from treadle.model.shown import shown, shown_json, shown_lines
+from treadle.cli.output import escape_json, print_json, print_table, say
+from treadle.model.text import escape_lines, escape_text, get_logger
 
 HOSTILE = [
     "\x1b[2J",
@@ -29,9 +28,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)
 def test_what_steers_a_terminal_is_escaped(text, capsys):
-    assert shown(f"gold {text} card").isprintable()
-    assert shown([text]).isprintable()
-    assert "gold" in shown(f"gold {text} card")
+    assert escape_text(f"gold {text} card").isprintable()
+    assert escape_text([text]).isprintable()
+    assert "gold" in escape_text(f"gold {text} card")
     say(f"first\n{text}")
     print_table(("name",), [[f"a{text}b"]])
     print_json({"name": f"a{text}b"}, ensure_ascii=False)
@@ -41,20 +40,20 @@ def test_what_steers_a_terminal_is_escaped(text, capsys):
 
 
 def test_what_is_printable_stays_as_it_is():
-    assert "Ünïcödé 東京 €" == shown("Ünïcödé 東京 €")
-    assert "a\nb" == shown_lines("a\nb")
-    assert "abcd…" == shown("abcdefgh", 5)
+    assert "Ünïcödé 東京 €" == escape_text("Ünïcödé 東京 €")
+    assert "a\nb" == escape_lines("a\nb")
+    assert "abcd…" == escape_text("abcdefgh", 5)
 
 
 @pytest.mark.parametrize("text", [each for each in HOSTILE if each != "\ud800"], ids=ascii)
 def test_json_means_the_same(text):
-    assert {"a": text} == json.loads(shown_json(json.dumps({"a": text}, ensure_ascii=False, indent=2)))
+    assert {"a": text} == json.loads(escape_json(json.dumps({"a": text}, ensure_ascii=False, indent=2)))
 
 
 @pytest.mark.parametrize("module", ["treadle", "treadle.engine.protocol"])
 def test_the_log_gives_the_code_of_what_the_server_says_and_not_its_words(caplog, module):
     error = OperationFailure("can't extract geo keys: {_id: 1, secret: 'x'}", 16755)
-    logger(module).warning("%s: %s \x1b[2J", "Order", error)
+    get_logger(module).warning("%s: %s \x1b[2J", "Order", error)
     (record,) = caplog.records
     assert "Order: OperationFailure, code 16755 \\x1b[2J" == record.getMessage()
 
