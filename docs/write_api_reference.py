@@ -145,7 +145,7 @@ def _signatures(name: str, value: Any) -> list[str]:
         ]
         returned = signature.empty if isinstance(value, type) else _written(signature.return_annotation)
         text = str(signature.replace(parameters=parts, return_annotation=returned))
-        text = re.sub(r"<(?:class|factory|object)[^>]*>", "…", text)
+        text = re.sub(r"GetPydanticSchema\([^)]*\)|<(?:class|factory|object)[^>]*>", "…", text)
         made += _folded(f"{name.rpartition('.')[2]}{text}")
     return made
 
