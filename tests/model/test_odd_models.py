@@ -203,7 +203,7 @@ def test_odd_annotations_survive(database, annotation, value):
         (list[Annotated[int, PlainSerializer(str)]], "x.0", [1], 2),
         (Json[int], "x", "1", "2"),
     ],
-    ids=str,
+    ids=["field", "list", "dict", "text", "list of text", "json"],
 )
 def test_a_value_is_encoded_alike_in_every_position(annotation, path, first, second):
     model = model_of(annotation)
