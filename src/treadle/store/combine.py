@@ -23,11 +23,12 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from treadle.graph.limits import Limits
+from treadle.plan import Failed
 from treadle.plan.server_errors import surely_not_committed
 from treadle.store import deadline, shell
 from treadle.store.deadline import NEVER
 from treadle.store.shared_commands import ALONE
-from treadle.store.turn import Turn
+from treadle.store.turn import GroupContended, Turn
 
 # How long the next group waits for writers of the last one.
 COMBINE_SECONDS = 0.0005
@@ -193,7 +194,7 @@ class Combiner:
                     return self._alone(first.work)
             try:
                 with turn:
-                    outcomes = self._perform([each.work for each in group])
+                    outcomes = self._settle([each.work for each in group], turn)
             except BaseException as error:
                 # One bad write must not fail its neighbours: each tries by itself,
                 # unless the group may have been committed after all.
@@ -210,6 +211,21 @@ class Combiner:
             return self._alone(first.work) if outcomes[0] is ALONE else outcomes[0]
         finally:
             self._hand_over(turn)
+
+    def _settle(self, works: Sequence[Any], turn: Turn) -> list[Any]:
+        """Return the outcome of each work of a group, which is split while its transactions conflict."""
+        try:
+            with turn.splitting(self._past_max > 0 and len(works) > 1):
+                return self._perform(works)
+        except GroupContended:
+            outcomes: list[Any] = []
+            for half in _halves(works):
+                try:
+                    # A single write may wait for a lock, and does so in its own caller's thread.
+                    outcomes += self._settle(half, turn) if len(half) > 1 else [ALONE]
+                except Exception as error:
+                    outcomes += _outcomes_of(error, half)
+            return outcomes
 
     def _linger(self, group: list[_Waiting]) -> None:
         """Wait a moment for those who were in the last group too."""
@@ -278,6 +294,21 @@ def _take(waiting: deque[W], most: int, led_until: float = NEVER) -> list[W]:
         last = max(range(len(group)), key=lambda place: group[place].until)
         group.insert(0, group.pop(last))
     return group
+
+
+def _halves(works: Sequence[Any]) -> list[Sequence[Any]]:
+    middle = len(works) // 2
+    return [works[:middle], works[middle:]]
+
+
+def _outcomes_of(error: Exception, works: Sequence[Any]) -> list[Any]:
+    """Return what the members of a failed half get: a try by themselves, unless it may be committed.
+
+    The error of one half never reaches the members of the other.
+    """
+    if surely_not_committed(error):
+        return [ALONE] * len(works)
+    return [Failed(shell.outcome_unknown(error)) for _ in works]
 
 
 def _too_late(begun: bool, reads: bool) -> deadline.TimedOut:
@@ -435,7 +466,7 @@ class AsyncCombiner:
                 group += self._take(self._most - len(group), group[0].until)
             self._last_size = len(group)
             with turn:
-                outcomes: Sequence[Any] = await self._perform([each.work for each in group])
+                outcomes = await self._settle([each.work for each in group], turn)
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
@@ -454,6 +485,21 @@ class AsyncCombiner:
                     each.set_result(outcome)
         finally:
             self._land(turn)
+
+    async def _settle(self, works: Sequence[Any], turn: Turn) -> list[Any]:
+        """Return the outcome of each work of a group, which is split while its transactions conflict."""
+        try:
+            with turn.splitting(self._past_max > 0 and len(works) > 1):
+                return await self._perform(works)
+        except GroupContended:
+            outcomes: list[Any] = []
+            for half in _halves(works):
+                try:
+                    # A single write may wait for a lock, and does so in its own caller's task.
+                    outcomes += await self._settle(half, turn) if len(half) > 1 else [ALONE]
+                except Exception as error:
+                    outcomes += _outcomes_of(error, half)
+            return outcomes
 
 
 class _AsyncWaiting(asyncio.Future[Any]):
