@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_type_hints
 import pytest
 from bson import ObjectId
 
-from tests.kit.tiers import IS_FULL
 from tests.poison.scenarios import GOOD as SOURCES
 from tests.poison.scenarios import SCENARIOS
 from tests.poison.test_derived import mended, settled
@@ -80,7 +79,7 @@ def test_a_migration_of_sources_goes_on(database, name):
     """What follows from them stays right, and what could not be migrated is listed until it is."""
     scenario = copy.copy(SCENARIOS[name])
     # Each recomputation reads all sources that are not migrated yet.
-    scenario.values = dict(list(VALUES.items())[:: 4 if IS_FULL else 10])
+    scenario.values = dict(list(VALUES.items())[::4])
     models = scenario.models("write", version=2)
     source = models[0]
     migration(source, from_version=1)(lambda document: {**document, "seen": True})

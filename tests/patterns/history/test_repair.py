@@ -26,7 +26,7 @@ def broken(database, what, key):
     ms = dt.timedelta(milliseconds=1)
     {
         "no open row": lambda: history.delete_one({"_id": last["_id"]}),
-        "no rows": lambda: history.delete_many({}),
+        "no rows": lambda: history.delete_many({"document_id": key}),
         "another state": lambda: history.update_one({"_id": last["_id"]}, {"$set": {"document.premium": 9}}),
         "raw update": lambda: database["policies"].update_one({"_id": key}, {"$set": {"premium": 9}}),
         "no end": lambda: history.update_one({"_id": last["_id"]}, {"$unset": {"valid_to": 1}}),
@@ -80,7 +80,7 @@ def test_a_finding_tells_what_is_stored_from_what_should_be(store, database):
 
 
 def test_a_lost_state_is_named_by_the_row_after_it(store, database):
-    broken(database, "hole")
+    broken(database, "hole", 1)
     store.repair()
     found = list(store.history(Policy, 1))
     assert [0, 1, 0, 0] == [state.missed for state in found]

@@ -213,7 +213,7 @@ def test_two_writes_in_any_order_leave_a_tree(client, database, model, pair):
     outcomes = permute(
         client, database, model, pair, stride=(2 if short else 4) if IS_FULL else (3 if short else 6)
     )
-    assert len(outcomes) > 4
+    assert len(outcomes) >= 4
     assert [] == [findings for findings, _ in outcomes if findings]
     if pair is moves_into_each_other:
         # One of the two always has to give way.
