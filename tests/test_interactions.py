@@ -45,7 +45,6 @@ class ByDecimal(Document, collection="by_decimal"):
     x: int = 0
 
 
-@pytest.mark.xfail(strict=True, reason="r04: change() of a document whose id is a Decimal")
 def test_change_of_a_document_whose_id_is_a_decimal(database):
     store = started(database, ByDecimal)
     document = store.insert(ByDecimal(id=Decimal("1.5")))

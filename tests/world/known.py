@@ -160,11 +160,6 @@ DEFECTS: list[Defect] = [
     # Another program clears the date of a deletion, and the worker does not follow.
     defect("p04", "owner.soft_delete", may=(*COPIES, *AGGREGATES), modes="stream"),
     defect("p04", "item.soft_delete", "lines.name", may=COPIES, modes="stream"),
-    # upsert of the base looks for the kind of insert= only.
-    defect("r03", "item.kinds", "call upsert"),
-    # change() of a document whose id is a nested model.
-    defect("r04", "item.nested_id", "call change"),
-    defect("r04", "owner.nested_id", "call change_owner"),
     # An owner is changed and archived before the worker reads that: its copies stay as they were.
     defect("q05", "owner.archive", "owner", may=COPIES, modes="stream"),
     # A raw update is archived before the formula was computed: the old value counts. test_interactions.py.

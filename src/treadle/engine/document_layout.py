@@ -20,7 +20,7 @@ from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import Replace
 from treadle.engine.work import Work
 from treadle.engine.writes import UpdateManyDocuments, UpdateOneDocument
-from treadle.errors import BulkFailed, DataError, Failure
+from treadle.errors import BulkFailed, DataError, Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.calls import RestoringRule
 from treadle.graph.layout import Layout
@@ -241,11 +241,14 @@ class DocumentLayout(Layout[D]):
         return self._encoded(upserts.upsert(self.protocol, self._upsert(filter, update, insert)))
 
     def _upsert(self, filter: Any, update: Any, insert: D) -> upserts.Upsert[D]:
-        entry = self.entry
-        if isinstance(insert, entry.model):
-            # Of whichever kind it is; the filter is that kind's, too.
-            entry = self.protocol.graph.entry(type(insert))
-        return upserts.Upsert(entry, filter, update, insert)
+        if not isinstance(insert, self.entry.model):
+            raise UsageError(
+                f"insert= takes the {self.entry.model.__name__} to store where there is none, not "
+                f"{type(insert).__name__}",
+                code="model-unknown",
+            )
+        inserted: Entry[D] = self.protocol.graph.entry(type(insert))
+        return upserts.Upsert(self.entry, inserted, filter, update, insert)
 
     def work(self, operation: Operation) -> Work[Any]:
         entry = self.entry

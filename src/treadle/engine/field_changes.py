@@ -27,7 +27,7 @@ class ChangeFields(UpdateOneDocument[D]):
 
     def __init__(self, entry: Entry[D], document: D, fields: Mapping[str, Any]) -> None:
         raw, update = change_of(entry, document, fields)
-        super().__init__(entry, raw["_id"], update)
+        super().__init__(entry, document.id, update)
         self.identity = raw["_id"]
         self.which = {**by_id(self.identity), **entry.targets.exact.filter()}
         self.unchanged = unchanged(entry, raw)

@@ -36,25 +36,24 @@ D = TypeVar("D", bound=Document)
 
 
 class Upsert(Work[Upserted[D]]):
-    """An update of the document that matches, or its insert."""
+    """An update of the document that matches, or the insert of a new one.
+
+    The filter finds documents of the model that was asked for, of whichever kind; `inserted` is the
+    entry of the kind that is inserted.
+    """
 
     entry: Entry[D]
 
-    def __init__(self, entry: Entry[D], filter: Any, update: Any, insert: D) -> None:
-        if not isinstance(insert, entry.model):
-            raise UsageError(
-                f"insert= takes the {entry.model.__name__} to store where there is none, not "
-                f"{type(insert).__name__}",
-                code="model-unknown",
-            )
+    def __init__(self, entry: Entry[D], inserted: Entry[D], filter: Any, update: Any, insert: D) -> None:
         self.entry = entry
         self.created = False
         by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.identity(filter)}
         self._update: UpdateOneDocument[D] = UpdateOneDocument(entry, by_filter, update)
-        self.insert: Insert[D] = Insert(entry, [insert])
+        self.insert: Insert[D] = Insert(inserted, [insert])
         # An assignment to a field is not validated by itself.
-        require_readable(entry, self.insert.batch.raws[0], "this would store")
-        require_unique(entry, crud.which(entry, by_filter), self.insert.batch.raws[0])
+        require_readable(inserted, self.insert.batch.raws[0], "this would store")
+        # The new document must be unique among those of its own kind.
+        require_unique(inserted, crud.which(inserted, by_filter), self.insert.batch.raws[0])
 
     @property
     def alone(self) -> bool:
