@@ -17,6 +17,7 @@ from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
 from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
+from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
@@ -368,12 +369,24 @@ class Recomputation:
             return False
         return all(refuse({path: get(correct)}) is None for refuse, path, get in self._refusing)
 
+    def leave_refused(self, document: Raw, correct: Raw) -> list[tuple[GatherRule, DataError]]:
+        """Put back into `correct` what is stored for rules whose fields cannot hold their values.
+
+        Returns these rules with the reasons. The values of all other rules are stored.
+        """
+        refused = []
+        for rule, (refuse, path, get) in zip(self.gathers, self._refusing, strict=True):
+            if (error := refuse({path: get(correct)})) is not None:
+                refused.append((rule, error))
+                for each in rule.empty():
+                    put(correct, each, value_at(document, each))
+        return refused
+
     def rewrite(self, document: Raw, correct: Raw, *, incorrect_only: bool = False) -> list[Raw]:
         """Return the update that stores the correct values, with the dates of those that change.
 
-        Formulas follow in the same update. Raises where a field cannot hold its value.
+        Formulas follow in the same update.
         """
-        refuse_unfit(self.gathers, {path: value_at(correct, path) for path in self._gathered})
         sets = {}
         for path, get in self._getters.items():
             stored, value = get(document), get(correct)

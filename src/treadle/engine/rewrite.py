@@ -15,6 +15,7 @@ from treadle.engine.recompute import Gather, Recomputation
 from treadle.engine.version_upgrade import lower_documents
 from treadle.graph.change import Change
 from treadle.graph.pattern import REVISION
+from treadle.graph.quarantine import set_aside
 from treadle.graph.scope import Failed
 from treadle.plan import Plan, Raw, bulk_write, by_id
 from treadle.plan.capabilities import Capabilities
@@ -71,6 +72,8 @@ def rewrite(
     operations: list[UpdateOne | ReplaceOne[Raw]] = []
     changed = [*arranged.removed]
     for number, (document, correct) in enumerate(zip(documents, expected, strict=True)):
+        for rule, error in recomputation.leave_refused(document, correct):
+            yield from set_aside(rule.place.label, entry.collection, own[number], error)
         is_new, outdated = frozen[number] in new, images[number].outdated
         if is_new or recomputation.differs(document, correct):
             changed.append(own[number])

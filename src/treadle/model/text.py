@@ -7,8 +7,7 @@ Loggers are children of `treadle`, one for each package: `treadle.upkeep`.
 from __future__ import annotations
 
 import logging
-
-from pymongo.errors import OperationFailure
+import sys
 
 
 def escape_text(value: object, length: int | None = None) -> str:
@@ -46,12 +45,17 @@ class _WithoutValues(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
-            record.args = tuple(
-                f"{type(each).__name__}, code {each.code}" if isinstance(each, OperationFailure) else each
-                for each in record.args
-            )
+            record.args = tuple(map(_without_values, record.args))
         record.msg, record.args = escape_lines(record.getMessage()), ()
         return True
+
+
+def _without_values(argument: object) -> object:
+    # The driver is not imported for this: `treadle --help` would wait for it.
+    errors = sys.modules.get("pymongo.errors")
+    if errors is not None and isinstance(argument, errors.OperationFailure):
+        return f"{type(argument).__name__}, code {argument.code}"
+    return argument
 
 
 _WITHOUT_VALUES = _WithoutValues()

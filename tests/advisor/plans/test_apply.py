@@ -11,6 +11,7 @@ import pytest
 from pymongo import MongoClient
 
 from tests.advisor.plans.shops import everything, plan_for, shop
+from tests.advisor.symptoms import at
 from tests.support import shared_standalone
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Application
@@ -69,9 +70,8 @@ def test_writes_of_others_stay_and_are_followed(database: Any) -> None:
         nonlocal written
         while not ended.is_set() or written < 50:
             for each in (database, twin):
-                each["reviews"].insert_one(
-                    {"_id": -written - 1, "product_id": products[written % 7], "rating": 1}
-                )
+                review = {"product_id": products[written % 7], "rating": 1, "date": at(written / 10)}
+                each["reviews"].insert_one({"_id": -written - 1, **review})
                 each["products"].update_one({"_id": products[written % 5]}, {"$set": {"name": f"n{written}"}})
                 each["reviews"].delete_one({"_id": written * 2 + 1})
             written += 1
