@@ -75,7 +75,7 @@ def fill_copies(
         # What cannot be read is neither right nor wrong: its copies stay as they are.
         unread = {freeze(key) for key, _ in failed}
         if failed and to != "_id":
-            # Nobody can tell which names those have that cannot be read.
+            # The names of documents that cannot be read are unknown.
             unread = {frozen for frozen in identities if frozen not in sources}
         for rule in of_source:
             for before, raw in pairs:

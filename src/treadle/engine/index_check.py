@@ -51,7 +51,7 @@ class IndexCheck:
         self._graph = graph
         self._warned = False
         collections = [each for each in graph.by_collection.values() if each.layout is None]
-        # The entries, one per collection, of which nobody has seen all unique indexes.
+        # The entries, one per collection, whose unique indexes were not all seen yet.
         self._unseen = {each for each in collections if unique_indexes(each)}
         # What the next write of a model looks for. A Store without unique indexes never looks.
         self.pending: dict[Entry[Any], list[Entry[Any]]] = {}

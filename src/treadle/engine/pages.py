@@ -31,7 +31,7 @@ def go_through(
     report: Report | None = None,
     note: Callable[[Failed], None] | None = None,
 ) -> Plan[int]:
-    """Pass all documents of a model's very class to `visit`, page by page; how many there were.
+    """Pass all documents of exactly this model to `visit`, page by page. Returns their number.
 
     A report that sets the pace also says where to begin. Those that cannot be
     read are quarantined, and passed to `note`.
