@@ -149,7 +149,10 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_REBUILDS, 2, processes.rebuild, *what)),
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_SCHEDULES, 3, processes.run_due, *what)),
     ]
-    with processes.writers(server.uri, database.name, 7.0 if IS_FULL else 4.0, pause=0.005), Probe(database) as probe:
+    with (
+        processes.writers(server.uri, database.name, 7.0 if IS_FULL else 4.0, pause=0.005),
+        Probe(database) as probe,
+    ):
         for lane in lanes:
             lane.start()
         for lane in lanes:
