@@ -207,7 +207,6 @@ class Team(Document, collection="teams"):
     scores: Annotated[int, Sum(Task, "score", by="team_id", maintain="stream")] = 0
 
 
-@pytest.mark.xfail(strict=True, reason="q03: a raw update is archived before the worker computed the formula")
 def test_the_formula_of_a_document_that_is_archived_counts(database):
     store = started(database, Task, Team)
     store.insert(Team(id=1))
@@ -246,7 +245,6 @@ def gone_seller(database: Any) -> Any:
     return store
 
 
-@pytest.mark.xfail(strict=True, reason="p03: restore() of a source that holds a Decimal, maintain='stream'")
 def test_the_worker_follows_the_return_of_a_source(database):
     """The worlds with soft_delete on the owner meet r02 before this."""
     store = gone_seller(database)
@@ -255,9 +253,6 @@ def test_the_worker_follows_the_return_of_a_source(database):
     assert "Ada" == store.get(Offer, 1).seller
 
 
-@pytest.mark.xfail(
-    strict=True, reason="p04: another program clears the date of a deletion, maintain='stream'"
-)
 def test_the_worker_follows_the_raw_return_of_a_source(database):
     store = gone_seller(database)
     database["sellers"].update_one({"_id": 7}, {"$set": {"deleted_at": None}})

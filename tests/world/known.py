@@ -155,15 +155,8 @@ DEFECTS: list[Defect] = [
         "call insert_owner",
         may=(*AGGREGATES, *COPIES, "level", *CALLS),
     ),
-    # A document whose average changed while it was deleted cannot be restored. This hides p03.
+    # A document whose average changed while it was deleted cannot be restored.
     defect("r02", "owner.soft_delete", "call return_later", may=("call restore",)),
-    # Another program clears the date of a deletion, and the worker does not follow.
-    defect("p04", "owner.soft_delete", may=(*COPIES, *AGGREGATES), modes="stream"),
-    defect("p04", "item.soft_delete", "lines.name", may=COPIES, modes="stream"),
-    # An owner is changed and archived before the worker reads that: its copies stay as they were.
-    defect("q05", "owner.archive", "owner", may=COPIES, modes="stream"),
-    # A raw update is archived before the formula was computed: the old value counts. test_interactions.py.
-    defect("q03", "item.archive", may=("scores", "daily.scores"), modes="stream schedule"),
     # The last state of a deleted document stays open.
     defect("q02", "item.history", "history", modes="schedule"),
 ]

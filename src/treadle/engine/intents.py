@@ -67,7 +67,7 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
 def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
     # Of the source as it is now: whoever changes it again makes its copies.
-    source = yield from find_one(fan_out.rule.source.collection, fan_out.rule.named(fan_out.name))
+    source = yield from find_source(fan_out.rule, fan_out.name)
     differing: Raw = {} if source is None else (yield from differing_copies(fan_out.rule, source))
     while True:
         within: Raw = {} if last is None else {"$gt": last}
@@ -84,6 +84,19 @@ def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) 
         if upper is None:
             return
         last = upper
+
+
+def find_source(rule: CopyRule, name: Any, *, written: bool = False) -> Plan[Raw | None]:
+    """The source that targets refer to by a name, archived or not; really written on request."""
+    for collection in rule.source.sources.collections:
+        chosen = rule.named(name)
+        if written:
+            source = yield from find_one_and_update(collection, chosen, {"$inc": {REVISION: 1}})
+        else:
+            source = yield from find_one(collection, chosen)
+        if source is not None:
+            return source
+    return None
 
 
 def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
@@ -113,9 +126,7 @@ def _copy_chunk(
     rule = fan_out.rule
 
     def copy(within: Raw, upper: Any = None) -> Plan[None]:
-        source = yield from find_one_and_update(
-            rule.source.collection, rule.named(fan_out.name), {"$inc": {REVISION: 1}}
-        )
+        source = yield from find_source(rule, fan_out.name, written=True)
         if source is None:
             return
         ledger = Changes()

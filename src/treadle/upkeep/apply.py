@@ -132,7 +132,10 @@ class Copies:
     def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
         rule = self.rule
         followed = feeds_beyond(rule.target, rule.level)
-        for source in (yield from find(rule.source.collection, rule.named(*self.items))):
+        sources: list[Raw] = []
+        for collection in rule.source.sources.collections:
+            sources += yield from find(collection, rule.named(*self.items))
+        for source in sources:
             yield from copy_to(rule, rule.name_of(source), source, {}, followed, ledger)
 
 

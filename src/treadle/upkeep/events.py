@@ -175,8 +175,12 @@ class _Watcher:
     def __init__(self, entry: Entry[Any]) -> None:
         self.collection = entry.collection
         # The fields that it watches there, without positions; None for all. A document that becomes another
-        # kind has other values to hold, and to give.
-        self.paths: set[str] | None = set() if entry.family is None else {entry.family.discriminator}
+        # kind, or is deleted softly or restored, has other values to hold, and to give.
+        self.paths: set[str] | None = set()
+        if entry.family is not None:
+            self.paths.add(entry.family.discriminator)
+        if entry.deletion_path is not None:
+            self.paths.add(entry.deletion_path)
         # Those that Treadle maintains for it.
         self.maintained: set[str] = set()
         # What it must see of documents, also of their former states; all of it if `whole`.

@@ -16,11 +16,14 @@ from treadle.engine.checked import as_written
 from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
 from treadle.engine.crud import translated
+from treadle.engine.pipelines import formula_stages
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
+from treadle.graph.derived import FormulaRule
 from treadle.graph.outcomes import Pace, Progress, Report, resting
+from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import set_aside
 from treadle.model.bson_types import as_moment
 from treadle.patterns.archive.places import ArchivePlaces
@@ -37,9 +40,11 @@ from treadle.plan import (
     insert_one,
     server_facts,
     transact,
+    update_many,
 )
 from treadle.plan.capabilities import clock
 from treadle.plan.server_errors import is_refusal
+from treadle.query.keys import freeze
 
 SIZE = "_treadle_bytes"
 
@@ -111,14 +116,30 @@ def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[tuple[list[Any], bo
 def _move(rule: ArchivePlaces, chosen: Raw, ledger: Changes) -> Plan[int]:
     """One chunk, in its transaction."""
     entry = rule.target
-    documents = yield from find(entry.collection, chosen)
-    if not documents:
+    befores = yield from find(entry.collection, chosen)
+    if not befores:
         return 0
-    keys = [each["_id"] for each in documents]
-    yield from insert_many(rule.into, documents)
+    keys = [each["_id"] for each in befores]
+    afters = yield from _with_formulas(entry, befores)
+    yield from insert_many(rule.into, afters)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-    yield from ledger.add(entry, [(each, each) for each in documents], after_in=rule.into)
-    return len(documents)
+    yield from ledger.add(entry, zip(befores, afters, strict=True), after_in=rule.into)
+    return len(keys)
+
+
+def _with_formulas(entry: Entry[Any], documents: list[Raw]) -> Plan[list[Raw]]:
+    """These documents with the formulas that the worker or a schedule has not evaluated yet.
+
+    Nothing evaluates them in the archive.
+    """
+    formulas = [rule for each in entry.related for rule in each.having(FormulaRule)]
+    if all(rule.maintain == "write" for rule in formulas):
+        return documents
+    chosen = {"_id": {"$in": [each["_id"] for each in documents]}}
+    current = {**chosen, **entry.versions.current_only}
+    yield from update_many(entry.collection, current, formula_stages(entry.root))
+    stored = {freeze(each["_id"]): each for each in (yield from find(entry.collection, chosen))}
+    return [stored[freeze(each["_id"])] for each in documents]
 
 
 def restore(rule: ArchivePlaces, id: Any) -> Plan[Any]:
