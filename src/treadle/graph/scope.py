@@ -235,9 +235,8 @@ class Scope:
         images: list[Image] = []
 
         def visit(documents: list[Raw]) -> Plan[None]:
-            for some in command_chunks(documents):
-                rows = yield from aggregate(collection, [*given(some), *stages])
-                images.extend(Image(row, collection, True) for row in rows)
+            rows = yield from self.evaluate(documents, stages)
+            images.extend(Image(row, collection, True) for row in rows)
 
         yield from self._each_outdated(collection, own, visit, failed)
         return images
@@ -276,18 +275,22 @@ class Scope:
             match: list[Raw] = [{"$match": condition}] if condition else []
             rows += yield from aggregate(collection, [*match, *stages])
             if splits:
-                yield from self._each_outdated(collection, own, self._grouping(collection, own, stages, rows))
+                chosen = [{"$match": self.filter(own)}, *stages]
+                yield from self._each_outdated(collection, own, self._evaluating(chosen, rows))
         return rows
 
-    def _grouping(
-        self, collection: str, own: Raw, stages: Sequence[Raw], rows: list[Raw]
-    ) -> Callable[[list[Raw]], Plan[None]]:
+    def _evaluating(self, stages: Sequence[Raw], rows: list[Raw]) -> Callable[[list[Raw]], Plan[None]]:
         def visit(documents: list[Raw]) -> Plan[None]:
-            for some in command_chunks(documents):
-                pipeline = [*given(some), {"$match": self.filter(own)}, *stages]
-                rows.extend((yield from aggregate(collection, pipeline)))
+            rows.extend((yield from self.evaluate(documents, stages)))
 
         return visit
+
+    def evaluate(self, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
+        """The rows that stages give for documents at hand."""
+        rows: list[Raw] = []
+        for some in command_chunks(documents):
+            rows += yield from aggregate(self.collections[0], [*given(some), *stages])
+        return rows
 
     # -- sweeps --------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from treadle.engine.named import READ_KEYS_MAX, targets_of
 from treadle.engine.version_upgrade import upgraded_leniently
-from treadle.graph.change import AFTER, Event
 from treadle.graph.derived import CopyRule
+from treadle.graph.events import AFTER, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.stored_pages import chunks

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from treadle.engine.contributions import keys_of_sources
 from treadle.engine.intents import finish
-from treadle.engine.ledger import keys_now
 from treadle.engine.named import targets_of
 from treadle.engine.react import FanOut
 from treadle.graph.derived import CopyRule
@@ -114,7 +114,7 @@ def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -
                 continue
             fan_out = FanOut(rule, rule.name_of(document))
             yield from finish(graph, server, fan_out, {"after": None, "n": -1})
-        for gather, keys in (yield from keys_now(entry.feeding(GatherRule), [document])).items():
+        for gather, keys in (yield from keys_of_sources(entry.feeding(GatherRule), [document])).items():
             yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
 
 

@@ -20,7 +20,8 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.calls import PastRule
-from treadle.graph.change import Change, Changes, Event
+from treadle.graph.changes import Change, Changes
+from treadle.graph.events import Event
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import TRANSACTIONS, Due, Entry, Models, Pattern, Place, Reads, Rule
 from treadle.patterns.history import followed, inspection, trimming

@@ -16,8 +16,9 @@ from pymongo.errors import OperationFailure
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, DeclarationError
+from treadle.graph.batch import NOT_GIVEN, Batch
 from treadle.graph.calls import HierarchyRule
-from treadle.graph.change import NOT_GIVEN, Batch, Changes
+from treadle.graph.changes import Changes
 from treadle.graph.graph import graph_of
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding
