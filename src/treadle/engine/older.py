@@ -83,7 +83,7 @@ def _names_followed(source: Entry[Any]) -> set[str] | None:
     if source.family is not None:
         names.add(source.family.discriminator)
     for rule in [rule for each in source.related for rule in each.feeding(GatherRule, None)]:
-        paths = rule.watches()[source.collection]
+        paths = rule.reads()[source.collection]
         if paths is None:
             return None
         names |= {path.split(".", 1)[0] for path in paths}

@@ -21,7 +21,7 @@ from pymongo import ASCENDING, IndexModel
 from treadle.errors import DeclarationError
 from treadle.graph.aggregate import Aggregate, SourceCount, TargetField, Values
 from treadle.graph.binding import sibling
-from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
+from treadle.graph.pattern import STATE, Entry, Maintain, Models, Owned, Place, Reads, Rule, Storage
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Raw
 from treadle.query.filters import parse_condition
@@ -165,13 +165,14 @@ class GatherRule(Rule):
         folds = bool(self.aggregate.accumulators())
         return self.aggregate.first() if plain or not folds else None
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         condition = filter_references(self.where) if self.where else set()
         own = self.aggregate.reads
         watched = None if condition is None or own is None else {*self.key.paths, *condition, *own}
         return {self.source.collection: watched}
 
     def stamps(self) -> set[str]:
+        """Return the path of the date of computation, if it is declared."""
         return {self.stamp} if self.stamp else set()
 
     @cached_property
@@ -179,9 +180,15 @@ class GatherRule(Rule):
         """Whether only the server can tell what a source contributes."""
         return bool(self.condition) or not self.key.local or self.aggregate.operand.read is None
 
-    def advice(self, maintained: str) -> str:
+    def owns(self) -> Sequence[Owned]:
         source = self.source
-        return f" from {source.collection}; write the {source.model.__name__} documents instead"
+        advice = f" from {source.collection}; write the {source.model.__name__} documents instead"
+        stamps = [Owned(path, advice, shared=True) for path in self.stamps()]
+        return [*(Owned(path, advice) for path in self.value_paths()), *stamps]
+
+    def value_paths(self) -> Sequence[str]:
+        """The stored paths that hold what is computed."""
+        return [self.path]
 
     def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
         """Return the key of each target that this source contributes to, with its contribution."""
@@ -214,7 +221,7 @@ class GatherRule(Rule):
         """Return the stored values of a target without sources, by path."""
         return self.aggregate.finish(self.aggregate.empty())
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+    def storage(self) -> Storage:
         keys = self.key.index_keys(windows_first=self.maintain == "schedule")
         if self.first is not None and not self.per_element:
             keys = [*keys, *(each for each in self.aggregate.index_keys() if each[0] not in dict(keys))]
@@ -223,7 +230,7 @@ class GatherRule(Rule):
         if chain.current > 1:
             # By which documents of older versions are found, to be read in the current one.
             indexes.append(IndexModel([(chain.field, ASCENDING)]))
-        return [(self.source, index) for index in indexes]
+        return Storage(indexes=[(self.source, index) for index in indexes])
 
 
 class GroupRule(GatherRule):
@@ -238,14 +245,14 @@ class GroupRule(GatherRule):
         field = TargetField(place.label, f"{STATE}.members", int, lambda value: True)
         super().__init__(place, origin, SourceCount(field), declared)
 
-    def maintained(self) -> set[str]:
-        return {self.path, *self.key.targets}
+    def value_paths(self) -> Sequence[str]:
+        return [self.path, *self.key.targets]
 
-    def unique_indexes(self) -> list[IndexModel]:
-        """Return the index that keeps a group to one document."""
-        if self.key.identity:
-            return []
-        return [IndexModel([(path, ASCENDING) for path in self.key.targets], unique=True)]
+    def storage(self) -> Storage:
+        """Return, beside the indexes, the unique one that keeps a group to one document."""
+        keys = [(path, ASCENDING) for path in self.key.targets]
+        unique = [] if self.key.identity else [IndexModel(keys, unique=True)]
+        return super().storage()._replace(unique=unique)
 
     def blank(self) -> Raw:
         """Return what the update of a group's document sets where it creates the document."""
