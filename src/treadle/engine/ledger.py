@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from treadle.engine.older import older_among, through_versions
 from treadle.engine.pipelines import derivation
-from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.change import Change
-from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.graph.gather import GatherRule, reads_of
 from treadle.graph.pattern import Entry, Rule
-from treadle.plan import Plan, Raw, aggregate
+from treadle.graph.scope import beside
+from treadle.plan import Plan, Raw
 from treadle.query.keys import KEY, freeze
 
 # By rule and frozen id of the source: (key of the target, value).
@@ -95,45 +94,15 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
     together: dict[Any, list[GatherRule]] = {}
     for rule in rules:
         together.setdefault(rule.group_key, []).append(rule)
-    older: dict[str, list[Raw]] = {}
     for alike in together.values():
-        source = alike[0].source
-        if source.collection not in older:
-            older[source.collection] = yield from older_among(source.root, ids)
-        values = {f"value{number}": rule.aggregate.expression() for number, rule in enumerate(alike)}
-        rows: list[Raw] = yield from aggregate(
-            source.collection,
-            [
-                *through_versions(source.root, {"_id": {"$in": list(ids)}}, older[source.collection]),
-                *contribution_stages(alike[0], None),
-                {"$project": {KEY: 1, **values}},
-            ],
-        )
+        rule = alike[0]
+        values = {f"value{number}": each.aggregate.expression() for number, each in enumerate(alike)}
+        stages = [*rule.key.stages(None, rule.per_element), {"$project": {KEY: 1, **values}}]
+        own = beside({"_id": {"$in": list(ids)}}, rule.condition)
+        rows = yield from rule.source.targets.group(own, stages, reads=reads_of(alike))
         for row in rows:
             if row.get(KEY) is None:
                 continue
             for number, rule in enumerate(alike):
                 contributions[rule][freeze(row["_id"])].append((row[KEY], row.get(f"value{number}")))
     return contributions
-
-
-def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict[GatherRule, list[Any]]]:
-    """The targets that these sources name or belong to, whether or not they count there."""
-    keys: dict[GatherRule, list[Any]] = {}
-    by_signature: dict[Any, list[Any]] = {}
-    if rules:
-        documents = yield from upgraded_leniently(rules[0].source, documents)
-    for rule in rules:
-        if rule.key.local:
-            keys[rule] = [key for document in documents for key, _ in rule.contributions(document)]
-            continue
-        signature = (rule.source.collection, rule.key.signature)
-        if signature not in by_signature:
-            ids = [document["_id"] for document in documents]
-            older = yield from older_among(rule.source.root, ids)
-            own = through_versions(rule.source.root, {"_id": {"$in": ids}}, older)
-            stages = [*own, *rule.key.stages(None, False), {"$project": {KEY: 1}}]
-            rows = yield from aggregate(rule.source.collection, stages)
-            by_signature[signature] = [row[KEY] for row in rows]
-        keys[rule] = by_signature[signature]
-    return keys

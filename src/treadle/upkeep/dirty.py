@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from treadle.engine.named import READ_KEYS_MAX, targets_of
+from treadle.engine.named import targets_of
 from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.change import AFTER, Event
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
-from treadle.graph.stored_pages import chunks
-from treadle.plan import Plan, Raw, aggregate, find
+from treadle.plan import Plan, Raw, find
 from treadle.query.keys import GroupKey, ReferenceKey, distinct, freeze, freeze_all
 from treadle.query.paths import outermost
-from treadle.upkeep import position
 
 
 @dataclass(slots=True)
@@ -158,12 +156,7 @@ def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
     if rule.key.local:
         return rule.key.of_sources(sources)
     assert isinstance(rule.key, GroupKey)
-    parts = [part.expression("$this.") for part in rule.key.parts]
-    keys: list[Any] = []
-    for some in chunks(sources, READ_KEYS_MAX):
-        each = {"$map": {"input": {"$literal": list(some)}, "in": parts}}
-        # Any document will do to compute with; the worker's own row is always there.
-        rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])
-        checked = [rule.key.checked(values) for row in rows for values in row["keys"]]
-        keys += [key for key in checked if key is not None]
-    return keys
+    stages = [{"$project": {"key": rule.key.key.expression()}}]
+    rows = yield from rule.source.targets.evaluate(sources, stages)
+    checked = [rule.key.checked(row["key"]) for row in rows]
+    return [key for key in checked if key is not None]
