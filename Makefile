@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-all test-pairs test-of test-servers fuzz lint mypy pyright shell hashes bench torture docs clean
+.PHONY: help demo test test-quick test-all test-pairs test-of test-servers fuzz lint mypy pyright shell hashes bench measure torture docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/  make \1	/' | expand -t 20
@@ -96,6 +96,9 @@ hashes: $(VENV)/installed ## write requirements-dev.txt and requirements-demo.tx
 bench: $(VENV)/installed-bench ## measure; write benchmarks/RESULTS.md and the table of docs/trees.md
 	$(RUN)/python -m benchmarks
 	$(RUN)/python -m benchmarks.trees benchmarks/RESULTS.json
+
+measure: $(VENV)/installed ## size, complexity and walks of the package, beside their goals; written into docs/architecture.md
+	$(RUN)/python tools/measure.py --write
 
 FAILOVERS ?= 200
 torture: $(VENV)/installed ## three servers on this machine, and 200 failovers under load (FAILOVERS=…)

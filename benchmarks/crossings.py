@@ -2,9 +2,9 @@
 
 Counts what a reader would have to follow: the distinct source files whose
 functions run, and how often a function of one room calls a function of
-another. A plan that goes on after a command is no new call. Three operations:
-an insert with a maintained count, one batch of the stream worker, and a move
-in a tree.
+another. A plan that continues after a command is no new call. Four operations:
+an insert with a maintained count, an update of a field that other documents
+copy, one batch of the stream worker, and a move in a tree.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from types import FrameType
 from typing import Annotated, Any
 
 import treadle
-from treadle import AncestorArray, Count, Document, Id, Store
+from treadle import AncestorArray, Count, Document, ExtendedReference, Id, Store
 
 SOURCE = Path(treadle.__file__).parent
+INSERT = "an insert with a maintained count"
+UPDATE = "an update of a copied field"
 
 
 class Review(Document, collection="reviews"):
@@ -31,6 +33,11 @@ class Review(Document, collection="reviews"):
 class Product(Document, collection="products"):
     name: str
     review_count: Annotated[int, Count(Review, by="product_id")] = 0
+
+
+class Stock(Document, collection="stocks"):
+    product_id: Id
+    product_name: Annotated[str | None, ExtendedReference(Product, by="product_id", field="name")] = None
 
 
 class Visit(Document, collection="visits"):
@@ -93,9 +100,10 @@ def traced(work: Callable[[], Any]) -> tuple[int, int]:
 
 def measure() -> dict[str, tuple[int, int]]:
     """Files and crossings per operation, each after it has run once."""
-    with Store.local(models=[Review, Product, Visit, Page, Category]) as store:
+    with Store.local(models=[Review, Product, Stock, Visit, Page, Category]) as store:
         store.setup()
-        product = store.insert(Product(name="lamp"))
+        product, copied = store.insert_many([Product(name="lamp"), Product(name="desk")])
+        store.insert_many([Stock(product_id=copied.id), Stock(product_id=copied.id)])
         page = store.insert(Page())
         root, other, node = store.insert_many([Category(), Category(), Category()])
         worker = store.worker()
@@ -106,13 +114,18 @@ def measure() -> dict[str, tuple[int, int]]:
         def visit() -> None:
             store.collection(Visit).insert_many([{"page_id": page.id} for _ in range(10)])
 
+        def rename(name: str) -> None:
+            store.update(Product, copied.id, {"$set": {"name": name}})
+
         insert()
+        rename("table")
         visit()
         worker.run_until_idle()
         store.tree(Category).move(node.id, root.id)
         visit()
         return {
-            "an insert with a maintained count": traced(insert),
+            INSERT: traced(insert),
+            UPDATE: traced(lambda: rename("chair")),
             "a stream batch": traced(worker.run_until_idle),
             "a tree move": traced(lambda: store.tree(Category).move(node.id, other.id)),
         }
