@@ -12,7 +12,6 @@ import contextlib
 import datetime as dt
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -27,7 +26,6 @@ from tests.world.known import allowed, world_named
 from tests.world.play import Play
 from treadle import Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
 from treadle.engine import contention, fill, lease, named, pipelines, react, writes
-from treadle.engine import ledger as ledgers
 from treadle.engine.lease import LeaseLost
 from treadle.errors import TreadleError
 from treadle.graph.aggregate import (
@@ -39,6 +37,7 @@ from treadle.graph.aggregate import (
     NumberSum,
     SourceCount,
 )
+from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
 from treadle.patterns import links
@@ -72,7 +71,7 @@ Patch = pytest.MonkeyPatch
 def copies_are_found_by_their_old_value(patch: Patch) -> None:
     def copy(rule: Any, change: Any, ledger: Any, copies_max: Any) -> Any:
         if rule.path == "owner" and change.before and change.after:
-            old, new = change.before["name"], change.after
+            old, new = change.before.document["name"], change.after.document
             card = {"name": new["name"], "city": new["city"]}
             yield from update_many("items", {"owner.name": old}, {"$set": {"owner": card}})
         return []
@@ -197,8 +196,8 @@ def history_ends_by_another_clock(patch: Patch) -> None:
 
 def history_has_one_state_per_commit(patch: Patch) -> None:
     """Not one per document."""
-    original = ledgers.Ledger.unrecorded
-    patch.setattr(ledgers.Ledger, "unrecorded", lambda self, rule: original(self, rule)[:1])
+    original = Changes.take_unrecorded
+    patch.setattr(Changes, "take_unrecorded", lambda self, rule, model: original(self, rule, model)[:1])
 
 
 def archived_documents_are_not_counted(patch: Patch) -> None:
@@ -636,17 +635,17 @@ def story_of_a_racing_update_in_history(database: Any) -> None:
     store.setup()
     store.insert_many([Policy(id=key) for key in range(3)])
     other.recover()
-    original = ledgers.Ledger.note_before
+    original = writes._Update._apply
     RACING[:] = [lambda: other.update(Policy, 1, {"$set": {"holder": "Ben"}})]
 
-    def note_before(self: Any, entry: Any, ids: Any) -> Any:
+    def apply(self: Any, *arguments: Any) -> Any:
         # The documents were read, and are not written yet.
         while RACING:
             RACING.pop()()
-        return original(self, entry, ids)
+        return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledgers.Ledger, "note_before", note_before)
+        patch.setattr(writes._Update, "_apply", apply)
         store.update_many(Policy, {}, {"$inc": {"premium": 1}})
     states = [(row["document"]["holder"], row["document"]["premium"]) for row in rows(database, 1)]
     assert [("Ada", 0), ("Ben", 0), ("Ben", 1)] == states
@@ -687,9 +686,11 @@ def history_is_made_from_an_earlier_read(patch: Patch) -> None:
     def recording(self: Any, changes: Any, ledger: Any) -> Any:
         outdated = []
         for change in changes:
-            before = befores.get((change.id, change.after["premium"] - 1)) if change.before else None
-            after = change.after if before is None else {**before, "premium": change.after["premium"]}
-            outdated.append(replace(change, after=after))
+            image = change.after
+            before = befores.get((change.id, image.document["premium"] - 1)) if change.before else None
+            if before is not None:
+                image = image._replace(document={**before, "premium": image.document["premium"]})
+            outdated.append(change._replace(after=image))
         return record(self, outdated, ledger)
 
     patch.setattr(writes._Update, "_apply", noting)

@@ -16,7 +16,6 @@ from treadle.engine.commit import merge, split
 from treadle.engine.contention import in_pieces
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
 from treadle.engine.inserts import Insert
-from treadle.engine.ledger import Ledger
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.react import record
 from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
@@ -24,6 +23,7 @@ from treadle.engine.work import ChunkedWork, Work
 from treadle.engine.writes import UpdateEach, UpdateOneDocument
 from treadle.errors import BulkFailed, DataError, Failure, TreadleError, UsageError
 from treadle.graph import operations
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.operations import Bulk, Operation, Upserted
@@ -105,7 +105,7 @@ class Together(Work[list[Any]]):
     def parts(self) -> list[Work[Any]]:
         return self.works
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Any]]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Any]]:
         outcomes: list[Any] = []
         for work, parts in together(self.works):
             if isinstance(work, ChunkedWork):

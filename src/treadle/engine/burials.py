@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from treadle.engine import crud
 from treadle.engine.checked import as_written
 from treadle.engine.fill import fill_own
-from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
@@ -24,7 +23,7 @@ from treadle.engine.touches import stamp_expressions, touches_of
 from treadle.engine.version_upgrade import lower_documents, upgrade_stored
 from treadle.engine.work import Work
 from treadle.errors import UsageError
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
@@ -54,14 +53,12 @@ def burying(entry: Entry[Any]) -> list[Raw]:
     return [{"$set": {require_tombstone(entry, "delete"): "$$NOW", **stamps}}]
 
 
-def bury(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[dict[Any, Raw]]:
+def bury(entry: Entry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[dict[Any, Raw]]:
     """Take documents that were just read for deleted; by frozen id what is stored now."""
     keys = [each["_id"] for each in befores]
     yield from update_many(entry.collection, {"_id": {"$in": keys}, **entry.targets.filter()}, burying(entry))
     afters = yield from by_ids(entry.collection, keys)
-    for before in befores:
-        after = afters.get(freeze(before["_id"]))
-        ledger.add(Change(entry.collection, before["_id"], before, after))
+    yield from ledger.add(entry, [(each, afters.get(freeze(each["_id"]))) for each in befores])
     return afters
 
 
@@ -75,14 +72,13 @@ class Restore(Work[D | None]):
         self.path = require_tombstone(entry, "restore")
         self.filter = {**by_id(entry.identity(identity)), **entry.deleted.filter()}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
         before = yield from find_one(self.entry.collection, self.filter)
         if before is None:
             return None
         (before,) = yield from upgrade_stored(self.entry, [before])
         entry, key = self.entry.of(before), before["_id"]
         derived = derivation(entry)
-        yield from ledger.note_before(entry, [key])
         after = copy.deepcopy(before)
         put(after, self.path, None)
         if derived.gathers:
@@ -104,7 +100,7 @@ class Restore(Work[D | None]):
             )
         if stored is not None:
             yield from lower_documents(entry, [key])
-            ledger.add(Change(entry.collection, key, before, stored))
+            yield from ledger.add(entry, [(before, stored)])
             for rule, note in notes.items():
                 yield from rule.after_restore(note, ledger)
         return stored

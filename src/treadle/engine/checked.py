@@ -10,8 +10,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from treadle.engine.ledger import Ledger
 from treadle.errors import DataError, InvalidValue
+from treadle.graph.changes import Changes
 from treadle.graph.pattern import Entry
 from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 def require_valid(
-    entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw], ledger: Ledger
+    entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw], ledger: Changes
 ) -> Plan[None]:
     """Refuse documents, written but not committed, that could not be read; undone without a transaction.
 

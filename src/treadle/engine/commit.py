@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from treadle.engine import intents
 from treadle.engine.contention import attempting, in_pieces
-from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, react, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.work import Failed, Work, as_they_are_now
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.graph.quarantine import set_aside
@@ -52,7 +52,7 @@ class Commit:
 
         def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:
             nonlocal written
-            written, ledger, outcomes = False, Ledger(), []
+            written, ledger, outcomes = False, Changes(), []
             for work in grouped:
                 outcomes.append((yield from work.body(self.graph, self.server, ledger)))
                 if len(grouped) > 1:
@@ -86,7 +86,7 @@ class Commit:
         outcomes: list[Any] = []
         for work in works:
             try:
-                outcomes.append((yield from work.body(self.graph, self.server, Ledger(transactional=False))))
+                outcomes.append((yield from work.body(self.graph, self.server, Changes(transactional=False))))
             except Exception as error:
                 outcomes.append(Failed(error))
         return outcomes
@@ -97,12 +97,12 @@ class Commit:
         outcome = yield from self._followed(body, joined=True)
         return (yield from _final([work], [outcome]))[0]
 
-    def follow(self, body: Callable[[Ledger], Plan[R]]) -> Plan[R]:
+    def follow(self, body: Callable[[Changes], Plan[R]]) -> Plan[R]:
         """Run a body that writes documents and notes it, and let others follow."""
         return (yield from transact(lambda: self._followed(body)))
 
-    def _followed(self, body: Callable[[Ledger], Plan[R]], *, joined: bool = False) -> Plan[R]:
-        ledger = Ledger(whole=True, joined=joined)
+    def _followed(self, body: Callable[[Changes], Plan[R]], *, joined: bool = False) -> Plan[R]:
+        ledger = Changes(whole=True, joined=joined)
         outcome = yield from body(ledger)
         yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
         return outcome
@@ -124,7 +124,7 @@ class Commit:
                 yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
 
             def mend() -> Plan[list[Any]]:
-                ledger = Ledger()
+                ledger = Changes()
                 changed = yield from rewrite(self.server, recomputation, some, ledger, exact=True)
                 yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
                 return changed

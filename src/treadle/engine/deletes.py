@@ -13,14 +13,13 @@ from treadle.engine import crud
 from treadle.engine.burials import bury, burying
 from treadle.engine.checked import as_written
 from treadle.engine.inserts import refuse_group
-from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import BUMP, changed_fields, derivation
+from treadle.engine.pipelines import BUMP, changed_fields
 from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -107,10 +106,10 @@ class DeleteOneDocument(_Delete, Work[D | None]):
             # What no migration can read must be possible to delete.
             return raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
         entry = self.entry
         asked = any(each.answering("before_delete") for each in entry.related)
-        if asked or entry.deletion_path is not None or derivation(entry).on_server:
+        if asked or entry.deletion_path is not None:
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
                 left = yield from delete_documents(entry, [before], ledger)
@@ -118,7 +117,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
         else:
             before = yield from find_one_and_delete(entry.collection, self.filter)
             if before is not None:
-                ledger.add(Change(entry.collection, before["_id"], before, None))
+                yield from ledger.add(entry, [(before, None)])
                 yield from follow_deletions(entry.of(before), [before], ledger)
         return (yield from self._current(before))
 
@@ -136,7 +135,7 @@ class DeleteEach(_Delete, Work[list[Raw | None]]):
         self.entry = deletions[0].entry
         self.keys = [key for each in deletions for key in each.key]
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw | None]]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Raw | None]]:
         found = yield from by_ids(self.entry.collection, distinct(self.keys))
         befores = {key: each for key, each in found.items() if self.entry.holds(each)}
         yield from delete_documents(self.entry, list(befores.values()), ledger)
@@ -163,7 +162,7 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
                 return (yield from delete_many(entry.collection, self.filter)).deleted_count
             return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[int]:
         most = DELETE_TOGETHER_MAX
         limit = most + 1 if self.together else 0
         befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=limit)
@@ -177,7 +176,7 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
 
 
 def delete_documents(
-    entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger, *, for_good: bool = False
+    entry: Entry[Any], befores: Sequence[Raw], ledger: Changes, *, for_good: bool = False
 ) -> Plan[dict[Any, Raw]]:
     """Delete documents that were just read, and what depends on them; what is left of them, by frozen id.
 
@@ -193,22 +192,20 @@ def delete_documents(
     for exact, group in groups:
         for rule in exact.answering("before_delete"):
             yield from rule.before_delete(group, ledger)
-    yield from ledger.note_before(entry, keys)
     buries = entry.deletion_path is not None and not for_good
     left: dict[Any, Raw] = {}
     if buries:
         left = yield from bury(entry, befores, ledger)
     else:
         yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-        for before in befores:
-            ledger.add(Change(entry.collection, before["_id"], before, None))
+        yield from ledger.add(entry, [(before, None) for before in befores])
     for exact, own in groups:
         yield from follow_deletions(exact, own, ledger, removed=not buries)
     return left
 
 
 def follow_deletions(
-    entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger, *, removed: bool = True
+    entry: Entry[Any], befores: Sequence[Raw], ledger: Changes, *, removed: bool = True
 ) -> Plan[None]:
     """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
     yield from check_restrictions(restricting(entry), befores)
@@ -218,7 +215,7 @@ def follow_deletions(
 
 
 def follow_references(
-    entry: Entry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], ledger: Ledger
+    entry: Entry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], ledger: Changes
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     most = entry.limits.cascade_max
@@ -286,11 +283,9 @@ def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
         )
 
 
-def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Changes) -> Plan[None]:
     """Clear the references to deleted documents, or remove the elements that hold them."""
     target = rule.target
-    referring_keys = [each["_id"] for each in referring]
-    yield from ledger.note_before(target, referring_keys)
     gone = {freeze(key) for key in keys}
     operations = []
     pairs = []
@@ -303,5 +298,4 @@ def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger
     yield from bulk_write(target.collection, operations, ordered=False)
     # Other cards may hang on the same reference.
     finals = yield from follow_own(target, pairs)
-    for before, after in zip(referring, finals, strict=True):
-        ledger.add(Change(target.collection, before["_id"], before, after))
+    yield from ledger.add(target, zip(referring, finals, strict=True))

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from treadle.engine.ledger import Ledger
 from treadle.engine.touches import unchanged, why_not
 from treadle.engine.writes import UpdateOneDocument
 from treadle.errors import InvalidValue, UsageError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.codec import Codec
@@ -36,7 +36,7 @@ class ChangeFields(UpdateOneDocument[D]):
     def direct(self) -> Plan[Raw]:
         return (yield from self._there((yield from super().direct())))
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
         return (yield from self._there((yield from super().body(graph, server, ledger))))
 
     def _there(self, raw: Raw | None) -> Plan[Raw]:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.engine.commit import Commit
-from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.writes import follow_own
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -25,7 +24,7 @@ def perform(
     `store` reads and writes in the transaction, and returns the documents before.
     """
 
-    def body(ledger: Ledger) -> Plan[int]:
+    def body(ledger: Changes) -> Plan[int]:
         befores = yield from store()
         keys = [each["_id"] for each in befores]
         if not keys:
@@ -33,8 +32,7 @@ def perform(
         now = yield from by_ids(entry.collection, keys)
         # The upgrade changed nothing that its own rules follow: values of a moment stay.
         afters = yield from follow_own(entry.root, [(now[freeze(key)], now[freeze(key)]) for key in keys])
-        for before, after in zip(befores, afters, strict=True):
-            ledger.add(Change(entry.collection, before["_id"], before, after))
+        yield from ledger.add(entry, zip(befores, afters, strict=True))
         return len(befores)
 
     return (yield from Commit(graph, server).follow(body))

@@ -13,10 +13,9 @@ from typing import Any
 
 from pymongo import UpdateOne
 
-from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
@@ -62,14 +61,13 @@ def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
     return dict(zip(entry.group.key.targets, key, strict=True))
 
 
-def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[Arranged]:
+def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger: Changes) -> Plan[Arranged]:
     """Inside a transaction, let each of these groups have one document if it has sources, else none.
 
     A document that is made here has all its values, so that its formulas can be computed.
     """
     group = entry.group
     documents = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
-    yield from ledger.note_before(entry, [each["_id"] for each in documents])
     values = yield from recompute([group], keys, server)
     expected = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
     present: set[Any] = set()
@@ -83,8 +81,7 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
     made: list[Any] = []
     if surplus:
         yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in surplus]}})
-        for each in surplus:
-            ledger.add(Change(entry.collection, each["_id"], each, None))
+        yield from ledger.add(entry, [(each, None) for each in surplus])
     if missing:
         every = yield from recompute(entry.having(GatherRule), missing, server)
         operations = []

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from treadle.engine import crud
 from treadle.engine.checked import as_written
 from treadle.engine.fill import compute_formulas, fill_own, require_filled
-from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.touches import stamp
 from treadle.engine.work import Work
 from treadle.errors import UsageError
-from treadle.graph.change import Batch, Change
+from treadle.graph.batch import Batch
+from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
@@ -118,13 +118,13 @@ class Insert(Work[list[D]]):
 
     def direct(self) -> Plan[list[Raw]]:
         if len(self.batch.raws) == 1 or (yield from is_inside()):
-            return (yield from self._store(Ledger()))
+            return (yield from self._store(Changes()))
         # All or none, whether or not anything follows.
         if (yield from server_facts()).transactions:
-            return (yield from transact(lambda: self._store(Ledger())))
-        return (yield from self._store(Ledger(), undo=True))
+            return (yield from transact(lambda: self._store(Changes())))
+        return (yield from self._store(Changes(), undo=True))
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
         gathered: list[tuple[list[Raw], list[GatherRule]]] = []
         if derived.written:
@@ -141,11 +141,12 @@ class Insert(Work[list[D]]):
         if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
             require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
-        for raw, fresh in zip(raws, self.batch.fresh, strict=True):
-            ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
+        yield from ledger.add(entry, [(None, raw) for raw in raws])
+        fresh = zip(raws, self.batch.fresh, strict=True)
+        ledger.note_new_ids(entry, [raw["_id"] for raw, is_new in fresh if is_new])
         return raws
 
-    def _store(self, ledger: Ledger, undo: bool = False) -> Plan[list[Raw]]:
+    def _store(self, ledger: Changes, undo: bool = False) -> Plan[list[Raw]]:
         """Store the documents, with what rules put into them and write beside them."""
         entry, derived, batch = self.entry, self._derived, self.batch
         batch.order = None

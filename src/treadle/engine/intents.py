@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.engine.contention import in_pieces
-from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, react
+from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
@@ -118,7 +118,7 @@ def _copy_chunk(
         )
         if source is None:
             return
-        ledger = Ledger()
+        ledger = Changes()
         followed = feeds_beyond(rule.target, rule.level)
         yield from copy_to(rule, fan_out.name, source, within, followed, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from treadle.engine import crud
 from treadle.engine.deletes import check_restrictions, follow_references, restricting
 from treadle.engine.indexes import declared_indexes
-from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.replaces import Replace
 from treadle.errors import Conflict, DataError, TreadleError, UsageError
+from treadle.graph.batch import Batch
 from treadle.graph.card import Card
-from treadle.graph.change import Batch
+from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
@@ -128,9 +128,8 @@ class ChangeKind(Replace[D]):
         """The references to the old kind only, for which the document is gone."""
         return [rule for rule in rules if not rule.source.holds(self.raw)]
 
-    def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
+    def _check(self, before: Raw) -> Plan[None]:
         yield from check_restrictions(self._left(restricting(self.was)), [before])
-        yield from ledger.note_before(self.entry.root, [before["_id"]])
 
     def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
         after = yield from super()._after(before, server)
@@ -151,7 +150,7 @@ class ChangeKind(Replace[D]):
         self.prepared = bool(self.batch.notes)
         return after
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
         after = yield from super().body(graph, server, ledger)
         keys = [after["_id"]]
         entered = self._entered()

@@ -15,10 +15,11 @@ from typing import Any
 
 from treadle.engine.fill import guard
 from treadle.errors import DataError
-from treadle.graph.change import Change
+from treadle.graph.changes import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
+from treadle.graph.scope import Image
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.query.comparison import same
@@ -80,13 +81,16 @@ def refuse_renaming(rules: Iterable[CopyRule], names: Sequence[Any]) -> Plan[Non
             )
 
 
-def renamed(rule: GatherRule, changes: Iterable[Change]) -> list[Change]:
-    """The changes that gave a target another name than it had."""
+def renamed(rule: GatherRule, changes: Iterable[Change]) -> list[Raw]:
+    """Return the targets that were given another name than they had."""
     assert rule.to is not None
-    return [
-        change
-        for change in changes
-        if change.before is not None
-        and change.after is not None
-        and not same(value_at(change.before, rule.to), value_at(change.after, rule.to))
-    ]
+    documents = []
+    for change in changes:
+        if not isinstance(change.before, Image) or change.after is None:
+            continue
+        before, after = change.before.document, change.after.document
+        if rule.target.targets.holds(change.after) and not same(
+            value_at(before, rule.to), value_at(after, rule.to)
+        ):
+            documents.append(after)
+    return documents

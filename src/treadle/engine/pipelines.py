@@ -74,8 +74,6 @@ class Derivation:
             or any(rule.guards_source for rule in self.copies)
         )
         self.last_level = max((rule.level for rule in self.feeds), default=0)
-        # What nobody but the server evaluates in just the way the server does.
-        self.on_server = [rule for rule in self.fed if rule.server_side]
 
 
 def derivation(entry: Entry[Any]) -> Derivation:

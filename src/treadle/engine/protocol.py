@@ -20,10 +20,10 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle.engine import intents
 from treadle.engine.commit import Commit
 from treadle.engine.index_check import IndexCheck
-from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
 from treadle.engine.work import Busy, ChunkedWork, Failed, NotAlone, Work, as_they_are_now
 from treadle.errors import PartlyDone, TreadleError, UsageError
+from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -116,7 +116,7 @@ class WriteProtocol:
     def _catch_up(self, entry: Entry[Any], keys: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
         """Let new documents meet those that were made meanwhile and refer to them; the outcome now."""
 
-        def copy(ledger: Ledger) -> Plan[None]:
+        def copy(ledger: Changes) -> Plan[None]:
             for source in (yield from find(entry.collection, {"_id": {"$in": list(keys)}})):
                 for rule in entry.feeding(CopyRule):
                     if rule.synced and rule.source.holds(source):

@@ -15,9 +15,9 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.engine.contributions import Contributions, contributions
 from treadle.engine.deletes import follow_references
 from treadle.engine.fill import fill_copies, guard
-from treadle.engine.ledger import Contributions, Ledger, evaluate
 from treadle.engine.named import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
@@ -28,12 +28,13 @@ from treadle.engine.version_upgrade import (
     upgraded_leniently,
 )
 from treadle.graph.aggregate import RECOMPUTE, Aggregate, NumberSum, Values
-from treadle.graph.change import Change
+from treadle.graph.changes import Change, Changes, NotRead
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import set_aside
+from treadle.graph.scope import Image
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
@@ -87,7 +88,7 @@ def _effect_on(key: Any, effects: dict[Any, _Effect]) -> _Effect:
 
 
 def react(
-    graph: Graph, server: Capabilities, ledger: Ledger, *, copies_max: int | None = None
+    graph: Graph, server: Capabilities, ledger: Changes, *, copies_max: int | None = None
 ) -> Plan[list[FanOut]]:
     """Bring every target up to date; the fan-outs that are too large for here."""
     later: list[FanOut] = []
@@ -95,30 +96,23 @@ def react(
         yield from record(ledger, graph.spreading)
     for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers, on_server in stage.gathers:
-            changes = ledger.of(entry.collection)
+        for entry, gathers in stage.gathers:
+            changes = ledger.of(entry)
             if changes:
-                stale: set[Any] = set()
-                if entry.versions.may_change:
-                    changes, stale = yield from _in_current_version(entry, changes, ledger)
-                answers: Contributions = {}
-                if on_server:
-                    present = [change.id for change in changes if change.after is not None]
-                    answers = yield from evaluate(on_server, present)
-                for gather in gathers:
+                for gather, moves in (yield from contributions(gathers, changes)).items():
                     of_target = effects.setdefault(gather.target, {})
                     if gather.to is None:
-                        _collect(gather, changes, ledger, answers.get(gather), of_target, stale)
+                        _collect(gather, moves, of_target)
                         continue
                     by_name: dict[Any, _Effect] = {}
-                    _collect(gather, changes, ledger, answers.get(gather), by_name, stale)
+                    _collect(gather, moves, by_name)
                     yield from _by_id(gather, by_name, of_target)
         for named in stage.named:
             yield from _rename(named, ledger, effects.setdefault(named.target, {}))
         for target, of_target in effects.items():
             yield from _update_targets(target, of_target, stage.level, server, ledger)
         for rule in stage.copies:
-            for change in ledger.of(rule.source.collection):
+            for change in ledger.of(rule.source):
                 yield from _forsake(rule, change, ledger)
                 later.extend((yield from _copy(rule, change, ledger, copies_max)))
     if graph.recording:
@@ -126,29 +120,20 @@ def react(
     return later
 
 
-def record(ledger: Ledger, rules: Sequence[Rule]) -> Plan[None]:
+def record(ledger: Changes, rules: Sequence[Rule]) -> Plan[None]:
     """Write what goes beside the changes that were noted since these rules were last asked."""
     for rule in rules:
-        if changes := ledger.unrecorded(rule):
+        if changes := ledger.take_unrecorded(rule, rule.target):
             yield from rule.record(changes, ledger)
             # What it wrote itself is no news to it; what others write on top of that is.
-            ledger.unrecorded(rule)
+            ledger.take_unrecorded(rule, rule.target)
 
 
-def _collect(
-    rule: GatherRule,
-    changes: Sequence[Change],
-    ledger: Ledger,
-    evaluated: dict[Any, list[tuple[Any, Any]]] | None,
-    effects: dict[Any, _Effect],
-    stale: Collection[Any],
-) -> None:
+def _collect(rule: GatherRule, moves: Sequence[Contributions], effects: dict[Any, _Effect]) -> None:
     """Note per target what the changes take from it and give to it."""
-    for change in changes:
-        old = ledger.before(rule, change)
-        new = rule.contributions(change.after) if evaluated is None else evaluated.get(freeze(change.id), [])
-        if stale and freeze(change.id) in stale:
-            # Whoever wrote it in the older version may have counted it or not.
+    for change, old, new in moves:
+        if isinstance(change.before, Image) and change.before.outdated:
+            # A writer of the older version may have counted it or not.
             for key, _ in [*old, *new]:
                 _effect_on(key, effects).anew.add(rule)
         elif _unchanged(old, new):
@@ -176,38 +161,12 @@ def _by_id(rule: GatherRule, by_name: dict[Any, _Effect], effects: dict[Any, _Ef
     yield from guard(rule.target.collection, filter(may_be_id, missing))
 
 
-def _rename(rule: GatherRule, ledger: Ledger, effects: dict[Any, _Effect]) -> Plan[None]:
+def _rename(rule: GatherRule, ledger: Changes, effects: dict[Any, _Effect]) -> Plan[None]:
     """Let targets that were given another name be computed from the sources which hold that."""
-    changes = renamed(rule, ledger.of(rule.target.collection))
-    changed = [each for each in changes if each.after is not None and rule.target.holds(each.after)]
-    for change in changed:
-        _effect_on(change.id, effects).anew.add(rule)
-    yield from guard(rule.target.collection, names_of([rule], [each.after or {} for each in changed]))
-
-
-def _in_current_version(
-    entry: Entry[Any], changes: list[Change], ledger: Ledger
-) -> Plan[tuple[list[Change], set[Any]]]:
-    """Changes as the current version has them, and the frozen ids of those that were older before."""
-    befores = yield from upgraded_leniently(entry, [change.before or {} for change in changes])
-    afters = yield from upgraded_leniently(entry, [change.after or {} for change in changes])
-    stale = {freeze(change.id) for change in changes} & {
-        key for collection, key in ledger.outdated if collection == entry.collection
-    }
-    current = []
-    for change, before, after in zip(changes, befores, afters, strict=True):
-        if change.before and before is not change.before:
-            stale.add(freeze(change.id))
-        current.append(
-            Change(
-                change.collection,
-                change.id,
-                before if change.before else change.before,
-                after if change.after else change.after,
-                change.fresh,
-            )
-        )
-    return current, stale
+    documents = renamed(rule, ledger.of(rule.target))
+    for document in documents:
+        _effect_on(document["_id"], effects).anew.add(rule)
+    yield from guard(rule.target.collection, names_of([rule], documents))
 
 
 def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -> bool:
@@ -219,7 +178,7 @@ def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -
 
 
 def _update_targets(
-    target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Ledger
+    target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Changes
 ) -> Plan[None]:
     """Update each target once, for all its rules; an outdated target is upgraded first."""
     upgraded: list[Any] = []
@@ -235,7 +194,7 @@ def _update_current(
     effects: dict[Any, _Effect],
     level: int,
     server: Capabilities,
-    ledger: Ledger,
+    ledger: Changes,
     outdated: set[Any],
 ) -> Plan[None]:
     anew: dict[GatherRule, list[Any]] = {}
@@ -243,7 +202,7 @@ def _update_current(
     # A target that this transaction inserted, or made visible, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
-        new = {freeze(change.id) for change in ledger.of(target.collection) if _came(target, change)}
+        new = {freeze(change.id) for change in ledger.of(target) if _came(target, change)}
     # What an outdated target held was not maintained by this version's rules.
     new |= outdated
     changed = [
@@ -263,8 +222,6 @@ def _update_current(
     followed = derivation(target).last_level > level
     updates = [(effect.key, update_pipeline(target, effect.first, effect.second)) for effect in changed]
     before = (yield from read(target, keys)) if followed else {}
-    if followed:
-        yield from ledger.note_before(target, [each["_id"] for each in before.values()])
     if target.group is not None:
         yield from _update_groups(target, changed, updates, level)
     else:
@@ -359,9 +316,12 @@ def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[
 def _came(target: Entry[Any], change: Change) -> bool:
     """Whether a document may have become one of the target's in this transaction, and was computed then."""
     before, after, family = change.before, change.after, target.family
-    if before is None or after is None or target.deletion_path is not None:
+    if not isinstance(before, Image) or after is None or target.deletion_path is not None:
         return True
-    return family is not None and before.get(family.discriminator) != after.get(family.discriminator)
+    if before.collection != after.collection:
+        return True
+    kind = family.discriminator if family is not None else "_id"
+    return bool(before.document.get(kind) != after.document.get(kind))
 
 
 def _update_groups(
@@ -461,48 +421,49 @@ def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
 
 
 def note_after(
-    entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger, keys: Sequence[Any] | None = None
+    entry: Entry[Any], before: dict[Any, Raw], ledger: Changes, keys: Sequence[Any] | None = None
 ) -> Plan[None]:
     """Read the documents again and note their changes; with `keys`, also those that came or went."""
     known = [entry.key_of(each) for each in before.values()] if keys is None else keys
     after = yield from read(entry, known)
-    for frozen in {**before, **after}:
-        old, new = before.get(frozen), after.get(frozen)
-        if new is not None or keys is not None:
-            ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
+    pairs = [(before.get(frozen), after.get(frozen)) for frozen in {**before, **after}]
+    yield from ledger.add(entry, [pair for pair in pairs if pair[1] is not None or keys is not None])
 
 
-def _forsake(rule: CopyRule, change: Change, ledger: Ledger) -> Plan[None]:
+def _forsake(rule: CopyRule, change: Change, ledger: Changes) -> Plan[None]:
     """Do as `on_delete` says to what refers to a source by a name that it no longer has."""
-    if rule.to == "_id" or not change.before or change.after is None or rule.on_delete == "keep":
+    before, after = change
+    if rule.to == "_id" or not isinstance(before, Image) or after is None or rule.on_delete == "keep":
         return
-    old = rule.name_of(change.before)
-    if old is None or same(old, rule.name_of(change.after)) or not rule.source.holds(change.before):
+    old = rule.name_of(before.document)
+    if old is None or same(old, rule.name_of(after.document)) or not rule.source.holds(before.document):
         return
     if (yield from find(rule.source.collection, rule.named(old), {"_id": 1}, limit=1)):
         # Another document has taken the name.
         return
     yield from refuse_renaming([rule], [old])
-    yield from follow_references(rule.source, [rule], [change.before], ledger)
+    yield from follow_references(rule.source, [rule], [before.document], ledger)
 
 
-def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
+def _copy(rule: CopyRule, change: Change, ledger: Changes, copies_max: int | None) -> Plan[list[FanOut]]:
     """Copy one changed source to the targets that refer to it."""
-    # A document that was of another kind is a new one to those who refer to this kind.
-    before = None if change.before and not rule.source.holds(change.before) else change.before
+    unread = isinstance(change.before, NotRead)
+    before, after = rule.source.sources.through(
+        None if isinstance(change.before, NotRead) else change.before, change.after
+    )
     if (
-        change.after is None
-        or not rule.source.holds(change.after)
-        # Nobody knows its id; its name anybody may.
-        or (change.fresh and rule.to == "_id")
+        after is None
+        # No document can refer to an id that was generated in this call; to a name any may.
+        or (rule.to == "_id" and ledger.is_new_id(rule.source, change.id))
         or not rule.synced
-        or not rule.changed(before, change.after)
+        or not rule.changed(before, after)
     ):
         return []
-    name = rule.name_of(change.after)
+    name = rule.name_of(after)
     if name is None:
         return []
-    if before is None or (rule.to != "_id" and not same(rule.name_of(before), name)):
+    is_new = before is None and not unread
+    if is_new or (before is not None and rule.to != "_id" and not same(rule.name_of(before), name)):
         yield from guard(rule.source.collection, [name])
     upgraded = yield from upgrade_matching_upgraded(rule.target, rule.referring(name))
     followed = feeds_beyond(rule.target, rule.level)
@@ -515,13 +476,13 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
         if beyond:
             return [FanOut(rule, name)]
-    yield from copy_to(rule, name, change.after, {}, followed, ledger)
+    yield from copy_to(rule, name, after, {}, followed, ledger)
     yield from lower_documents(rule.target, upgraded)
     return []
 
 
 def copy_to(
-    rule: CopyRule, name: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
+    rule: CopyRule, name: Any, source: Raw, within: Raw, followed: bool, ledger: Changes
 ) -> Plan[None]:
     """Bring the copies of a source up to date, within some targets."""
     if not followed:
@@ -533,7 +494,6 @@ def copy_to(
     ids = [each["_id"] for each in rows]
     if ids:
         before = yield from read(target, [target.key_of(each) for each in rows])
-        yield from ledger.note_before(target, ids)
         yield from update_copies(rule, name, source, {"_id": {"$in": ids}})
         yield from note_after(target, before, ledger)
 

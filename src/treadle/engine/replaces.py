@@ -9,12 +9,11 @@ from treadle.engine import crud
 from treadle.engine.checked import as_written, require_readable
 from treadle.engine.fill import compute_formulas, fill_own, require_filled
 from treadle.engine.inserts import refuse_group
-from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import derivation
 from treadle.engine.touches import stamp, unchanged, why_not
 from treadle.engine.work import Work
 from treadle.errors import TreadleError
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
@@ -69,12 +68,12 @@ class Replace(Work[D]):
             raise (yield from self._refusal())
         return self.raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
         entry, identity = self.entry, self.raw["_id"]
         before = yield from find_one(entry.collection, {**self._filter(), **self.unchanged})
         if before is None:
             raise (yield from self._refusal())
-        yield from self._note(before, ledger)
+        yield from self._check(before)
         after = yield from self._after(before, server)
         yield from stamp(entry, [after], new=False)
         if derivation(entry).fills:
@@ -90,18 +89,18 @@ class Replace(Work[D]):
         if derivation(entry).formulas:
             (after,) = yield from compute_formulas(entry, [identity])
             require_filled(entry, [(before, after)], derivation(entry).formulas)
-        ledger.add(Change(entry.collection, identity, before, after))
+        yield from ledger.add(entry, [(before, after)])
         return after
 
     def _kept(self) -> dict[str, Any]:
         """What is left as it is stored, with a first value."""
         return self.entry.kept
 
-    def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
-        """Refuse what must not be replaced, and note what was."""
-        yield from ledger.note_before(self.entry, [before["_id"]])
+    def _check(self, before: Raw) -> Plan[None]:
+        """Refuse what must not be replaced."""
         for rule in self.entry.answering("before_replace"):
             rule.before_replace(before, self.raw)
+        yield from ()
 
     def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
         """The new document, with what is maintained in the stored one kept."""

@@ -8,12 +8,11 @@ from typing import Any
 from pymongo import ReplaceOne, UpdateOne
 
 from treadle.engine.groups import Arranged, arrange
-from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
 from treadle.engine.version_upgrade import lower_documents
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes, load_images
 from treadle.graph.pattern import REVISION
 from treadle.graph.quarantine import set_aside
 from treadle.graph.scope import Failed
@@ -27,7 +26,7 @@ def rewrite(
     server: Capabilities,
     recomputation: Recomputation,
     keys: Sequence[Any],
-    ledger: Ledger,
+    ledger: Changes,
     *,
     exact: bool = False,
     recall: Callable[[Raw], Raw] | None = None,
@@ -60,9 +59,6 @@ def rewrite(
     present, own = [each["_id"] for each in documents], recomputation.keys(documents)
     frozen = freeze_all(present)
     frozen_keys = frozen if entry.group is None else freeze_all(own)
-    yield from ledger.note_before(
-        entry, [key for key, each in zip(present, frozen, strict=True) if each not in new]
-    )
     befores = documents if recall is None else [recall(each) for each in documents]
     # The worker's copies need their sources written too: it finds a copy correct and leaves it, while this
     # transaction still holds an older value for it.
@@ -95,9 +91,7 @@ def rewrite(
         yield from lower_documents(entry, [each.document["_id"] for each in images if each.outdated])
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
-        for image, key in zip(images, frozen, strict=True):
-            document, before = image.document, None if key in new else image.document
-            if image.outdated:
-                ledger.outdated.add((entry.collection, key))
-            ledger.add(Change(entry.collection, document["_id"], before, afters[key]))
+        loaded = yield from load_images(entry, [afters[key] for key in frozen])
+        for before, key, after in zip(images, frozen, loaded, strict=True):
+            ledger.note(entry, None if key in new else before, after)
     return changed

@@ -13,11 +13,11 @@ from treadle.engine import crud
 from treadle.engine.checked import as_written, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
-from treadle.engine.ledger import Ledger
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
 from treadle.engine.writes import UpdateOneDocument
 from treadle.errors import UsageError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Upserted
 from treadle.graph.pattern import Entry
@@ -69,7 +69,7 @@ class Upsert(Work[Upserted[D]]):
             (raw,) = yield from self.insert.direct()
         return raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
         before = yield from find_one(self.entry.collection, self._update.filter)
         self.created = before is None
         raw: Raw | None = None

@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 from typing import Any, Generic, TypeVar
 
-from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.errors import DataError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Failed as Failed
@@ -31,7 +31,7 @@ class Work(Generic[R]):
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Any]:
         """Change documents and note the changes; may run again from the start."""
         raise NotImplementedError  # pragma: no cover
 

@@ -16,14 +16,13 @@ from treadle.engine import crud
 from treadle.engine.checked import as_written, require_valid
 from treadle.engine.fill import fill_own
 from treadle.engine.indexes import declared_indexes
-from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import touches_of, touching
 from treadle.engine.version_upgrade import check_lowering, lower_stored, upgrade_stored, upgraded
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import PartlyDone
-from treadle.graph.change import Change
+from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
@@ -109,16 +108,14 @@ class _Update:
         befores: Sequence[Raw],
         write: Callable[[list[Any], list[Any]], Plan[dict[Any, Raw]]],
         server: Capabilities,
-        ledger: Ledger,
+        ledger: Changes,
     ) -> Plan[list[Raw]]:
         """Update documents that were just read, and note the changes; the documents after."""
         entry, keys, older = self.entry, [each["_id"] for each in befores], self.entry.versions.writes_older
-        # What others follow from is what was stored, in whichever version.
+        # Before is what was stored, in whichever version.
         stored = befores
         if older:
             check_lowering(entry, server)
-        else:
-            yield from ledger.note_before(entry, keys)
         stale: list[Any] = []
         if entry.versions.is_versioned:
             # These met the filter as they were stored, whether or not they do in the current version.
@@ -128,7 +125,6 @@ class _Update:
             befores = yield from upgrade_stored(entry, befores)
         if older:
             stored = befores
-            yield from ledger.note_before(entry, keys)
         with self._translated():
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
@@ -136,9 +132,7 @@ class _Update:
         if not self.sure or any(derivation(each).formulas for each in entry.related):
             yield from require_valid(entry, befores, final, ledger)
         yield from lower_stored(entry, final)
-        by_key = {freeze(each["_id"]): each for each in stored}
-        for after in final:
-            ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
+        yield from ledger.add(entry, zip(stored, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
 
 
@@ -173,7 +167,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
             )
         return raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(rule.needs_before or ledger.joined for each in entry.related for rule in each.rules)
         followed = (
@@ -202,7 +196,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
     def alone(self) -> bool:
         return super().alone and not self._by_attribute
 
-    def update_found(self, before: Raw, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+    def update_found(self, before: Raw, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
         """Update the document that was just read."""
         afters = yield from self._apply([before], self._write, server, ledger)
         if not afters or self.returns == "after":
@@ -223,7 +217,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
             return []
         return [named]
 
-    def _without_before(self, ledger: Ledger) -> Plan[Raw | None]:
+    def _without_before(self, ledger: Changes) -> Plan[Raw | None]:
         """An update that nobody has to know the former state of: there are copies at most, which may stay."""
         with self._translated():
             recorded = any(each.rules for each in self.entry.related)
@@ -238,8 +232,11 @@ class UpdateOneDocument(_Update, Work[D | None]):
             )
         if raw is None:
             return None
-        before, after = ({}, raw) if sets is None else (raw, {**raw, **sets})
-        ledger.add(Change(self.entry.collection, after["_id"], before, after))
+        if sets is None:
+            yield from ledger.add(self.entry, [(NOT_READ, raw)])
+            return raw
+        after = {**raw, **sets}
+        yield from ledger.add(self.entry, [(raw, after)])
         return after
 
     def result(self, outcome: Raw | None) -> D | None:
@@ -268,7 +265,7 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
         self.filter, self.update = {}, [each.update for each in updates]
         self.sure = all(each.sure for each in updates)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw | None]]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Raw | None]]:
         keys = distinct(key for each in self.updates for key in each.key)
         befores = list((yield from by_ids(self.entry.collection, keys)).values())
         found = [each for each in befores if self.entry.holds(each)]
@@ -317,7 +314,7 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         """Raises where the server refuses the update for what it is, whatever it would be done to."""
         yield from update_many(self.entry.collection, {"_id": {"$in": []}}, self.update)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[int]:
         befores = yield from find(self.entry.collection, only(self.filter, self.keys))
         if befores:
             yield from self._apply(befores, self._write, server, ledger)

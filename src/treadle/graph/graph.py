@@ -62,10 +62,10 @@ def needs_of(rule: Rule) -> dict[str, str]:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Stage:
-    """The rules of one level: those that gather, by source, with those that need the server; and copies."""
+    """The rules of one level: those that gather, by source, and copies."""
 
     level: int
-    gathers: list[tuple[Entry[Any], list[GatherRule], list[GatherRule]]]
+    gathers: list[tuple[Entry[Any], list[GatherRule]]]
     copies: list[CopyRule]
     # Those that gather from sources which name the target by a field of its own.
     named: list[GatherRule]
@@ -385,14 +385,14 @@ class Graph:
         for entry in self.entries.values():
             own = [rule for rule in entry.feeding(GatherRule) if rule.level == level and rule.source is entry]
             if own:
-                gathers.append((entry, own, [rule for rule in own if rule.server_side]))
+                gathers.append((entry, own))
         copies = [
             rule
             for entry in self.entries.values()
             for rule in entry.having(CopyRule, "write")
             if rule.level == level and rule.target is entry
         ]
-        named = [rule for _, own, _ in gathers for rule in own if rule.to is not None]
+        named = [rule for _, own in gathers for rule in own if rule.to is not None]
         return Stage(level, gathers, copies, named)
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:

@@ -28,7 +28,9 @@ from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pymongo import IndexModel
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.change import Batch, Change, Changes, Event
+from treadle.graph.batch import Batch
+from treadle.graph.changes import Change, Changes
+from treadle.graph.events import Event
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Report

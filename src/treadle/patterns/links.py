@@ -19,11 +19,12 @@ from treadle.engine.pages import by_ids
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.calls import RelatingRule
-from treadle.graph.change import Change, Changes
+from treadle.graph.changes import Before, Change, Changes
 from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import REVISION, TRANSACTIONS, Entry, Models, Pattern, Place, Rule
+from treadle.graph.scope import Image
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
@@ -98,12 +99,19 @@ class LinksRule(RelatingRule):
         reader = DocumentLayout(self.target, protocol).reader(chosen, sort, 0, limit)
         return reader.in_pages_of(RELATED_PAGE)
 
-    def links(self, document: Raw | None) -> dict[Any, Any]:
-        """The ids that a document names, by frozen id; none where it is not there, or deleted."""
-        if not document or not self.target.holds(document):
+    def _linked(self, image: Before) -> dict[Any, Any]:
+        """The ids that a document names, by frozen id; none where it does not exist."""
+        return self.links(image.document) if isinstance(image, Image) else {}
+
+    def links(self, document: Raw) -> dict[Any, Any]:
+        """The ids that a document names, by frozen id; none where it is deleted."""
+        if not self.target.holds(document):
             return {}
         stored = document.get(self.field)
         return {freeze(each): each for each in stored} if isinstance(stored, list) else {}
+
+    def _is_active(self, image: Image | None) -> bool:
+        return image is not None and self.target.targets.holds(image)
 
     # -- writes -----------------------------------------------------------------------------------
 
@@ -115,13 +123,13 @@ class LinksRule(RelatingRule):
         others: dict[Any, Any] = {}
         gone = []
         for change in changes:
-            before, after = self.links(change.before), self.links(change.after)
+            before, after = self._linked(change.before), self._linked(change.after)
             others |= before | after
             for other in after.keys() - before.keys():
                 joining.setdefault(other, []).append(change.id)
             for other in before.keys() - after.keys():
                 leaving.setdefault(other, []).append(change.id)
-            if change.before is not None and (change.after is None or not self.target.holds(change.after)):
+            if change.before is not None and not self._is_active(change.after):
                 gone.append(change.id)
         touched = [others[other] for other in {**joining, **leaving}]
         if not touched and not gone:
@@ -136,21 +144,22 @@ class LinksRule(RelatingRule):
         doubled = {
             freeze(change.id): change
             for change in changes
-            if (own := self.links(change.after)) and len(own) < len((change.after or {})[self.field])
+            if change.after is not None
+            and (own := self.links(change.after.document))
+            and len(own) < len(change.after.document[self.field])
         }
         if not doubled:
             return
         entry, keys = self.target, [change.id for change in doubled.values()]
-        yield from ledger.note_before(entry, keys)
         yield from bulk_write(
             entry.collection,
             [
-                UpdateOne(by_id(change.id), {"$set": {self.field: list(self.links(change.after).values())}})
+                UpdateOne(by_id(change.id), {"$set": {self.field: list(self._linked(change.after).values())}})
                 for change in doubled.values()
             ],
         )
         for key, after in (yield from by_ids(entry.collection, keys)).items():
-            ledger.add(Change(entry.collection, after["_id"], doubled[key].after, after))
+            ledger.note(entry, doubled[key].after, Image(after, entry.collection))
 
     def _refuse_dangling(self, joined: Iterable[Any], documents: Sequence[Raw]) -> None:
         there = {freeze(each["_id"]) for each in documents}
@@ -191,11 +200,10 @@ class LinksRule(RelatingRule):
                 keys.append(document["_id"])
         if not operations:
             return
-        yield from ledger.note_before(entry, keys)
         yield from bulk_write(entry.collection, operations)
         before = {freeze(each["_id"]): each for each in documents}
-        for key, after in (yield from by_ids(entry.collection, keys)).items():
-            ledger.add(Change(entry.collection, after["_id"], before[key], after))
+        afters = yield from by_ids(entry.collection, keys)
+        yield from ledger.add(entry, [(before[key], after) for key, after in afters.items()])
 
     # -- proof and repair ----------------------------------------------------------------------------
 

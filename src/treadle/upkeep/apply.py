@@ -15,10 +15,10 @@ from typing import Any
 from treadle.engine import intents
 from treadle.engine.contention import attempting, divides, in_pieces
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
+from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Rule
@@ -78,7 +78,7 @@ class Targets:
         if sourced:
             yield from update_many(entry.collection, entry.at_any(sourced), {"$inc": {REVISION: 1}})
 
-    def bring_right(self, server: Capabilities, ledger: Ledger, counted: Counted | None) -> Plan[None]:
+    def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
         """Recompute the stream-maintained values of these documents.
 
         One whose sources changed is really written even if its value stays: a
@@ -129,7 +129,7 @@ class Copies:
         """Copies are written as soon as their source is read."""
         yield from ()
 
-    def bring_right(self, server: Capabilities, ledger: Ledger, counted: Counted | None) -> Plan[None]:
+    def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
         rule = self.rule
         followed = feeds_beyond(rule.target, rule.level)
         for source in (yield from find(rule.source.collection, rule.named(*self.items))):
@@ -208,10 +208,10 @@ class _Application:
         counted = [self._counted(unit) for unit in units]
 
         def attempt() -> Plan[None]:
-            ledger = Ledger()
+            ledger = Changes()
             for unit, totals in zip(units, counted, strict=True):
                 yield from unit.bring_right(self.server, ledger, totals)
-            if ledger.changes:
+            if ledger:
                 yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
             yield from end()
 
@@ -288,7 +288,7 @@ class _Application:
             return
         condition = {"_id": {"$in": list(keys)}, rule.reference_path: {"$eq": key}}
         referring = yield from find(rule.target.collection, condition)
-        ledger = Ledger()
+        ledger = Changes()
         if rule.on_delete == "cascade" and not rule.place.in_array:
             yield from delete_documents(rule.target, referring, ledger)
         elif referring:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from treadle.graph.change import AFTER, BEFORE, Event
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
+from treadle.graph.events import AFTER, BEFORE, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule

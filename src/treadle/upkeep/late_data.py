@@ -19,7 +19,7 @@ from bson import ObjectId
 from bson.errors import InvalidBSON
 from pymongo.errors import OperationFailure
 
-from treadle.graph.change import AFTER, BEFORE
+from treadle.graph.events import AFTER, BEFORE
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from treadle.engine.contributions import keys_of_sources
 from treadle.engine.intents import finish
 from treadle.engine.named import targets_of
 from treadle.engine.react import FanOut
-from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -24,7 +24,7 @@ from treadle.plan import Plan, Raw, by_id, delete_one, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep.apply import apply
-from treadle.upkeep.dirty import Dirty, keys_of
+from treadle.upkeep.dirty import Dirty
 from treadle.upkeep.rebuild import mend
 
 # Documents that were set aside and are tried again at a time.
@@ -114,9 +114,7 @@ def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -
                 continue
             fan_out = FanOut(rule, rule.name_of(document))
             yield from finish(graph, server, fan_out, {"after": None, "n": -1})
-        current = yield from upgraded_leniently(entry, [document])
-        for gather in entry.feeding(GatherRule):
-            keys = yield from keys_of(gather, current)
+        for gather, keys in (yield from keys_of_sources(entry.feeding(GatherRule), [document])).items():
             yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
 
 

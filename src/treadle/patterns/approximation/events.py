@@ -17,10 +17,10 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 
-from treadle.engine.ledger import Ledger
 from treadle.engine.work import Work
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import Sums, Waiting
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields
@@ -117,7 +117,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         self.events_max = COUNTER_EVENTS_AGAIN_MAX if self.left_out else limits.counter_events_max
         self.sums: dict[Any, Any] = {}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Any]:
         events = yield from find(
             self.rule.buffer_collection, WELL_FORMED, sort=[("_id", 1)], limit=self.events_max
         )

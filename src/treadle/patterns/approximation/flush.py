@@ -22,14 +22,13 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.touches import counted
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.calls import Sums
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import to_bson
@@ -65,14 +64,13 @@ INT_MAX = 2**63
 # -- adding to documents ------------------------------------------------------------------------
 
 
-def apply(rule: CounterFields, sums: Sums, ledger: Ledger) -> Plan[dict[Any, Any]]:
+def apply(rule: CounterFields, sums: Sums, ledger: Changes) -> Plan[dict[Any, Any]]:
     """Add amounts to their documents; those whose document does not exist."""
     entry = rule.target
     followed = concerns(entry, _written(rule)) or may_upgrade(entry)
     befores: list[Raw] = []
     if followed:
         befores = yield from find(entry.collection, rule.where_any(sums))
-        yield from ledger.note_before(entry, [each["_id"] for each in befores])
     stuck: dict[Any, Any] = {}
     if speaks_of_current(entry):
         stuck = yield from _bring_up(rule, sums)
@@ -119,7 +117,7 @@ def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
         yield from bulk_write(rule.target.collection, operations, ordered=False)
 
 
-def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
+def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[None]:
     """Let formulas and other documents follow the new counts."""
     if not befores:
         return
@@ -128,8 +126,7 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
     # Its own references are the same in another version, whatever their names were.
     own = [(after if entry.versions.is_outdated(before) else before, after) for before, after in pairs]
     finals = yield from follow_own(entry, own)
-    for (before, _), after in zip(pairs, finals, strict=True):
-        ledger.add(Change(entry.collection, before["_id"], before, after))
+    yield from ledger.add(entry, zip([before for before, _ in pairs], finals, strict=True))
 
 
 def _missing(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
@@ -193,7 +190,7 @@ class Flush(Work[dict[Any, Any]]):
         self.writer = writer
         self.number = number
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[dict[Any, Any]]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[dict[Any, Any]]:
         noted = {"$set": {"n": self.number}, "$currentDate": {"at": True}}
         before = yield from find_one_and_update(
             LEDGER, {"_id": self.writer}, noted, after=False, upsert=True, projection={"n": 1}
@@ -229,12 +226,12 @@ class Sample(Work[bool]):
         return self._alone
 
     def direct(self) -> Plan[bool]:
-        return (yield from self._add(Ledger()))
+        return (yield from self._add(Changes()))
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[bool]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[bool]:
         return (yield from self._add(ledger))
 
-    def _add(self, ledger: Ledger) -> Plan[bool]:
+    def _add(self, ledger: Changes) -> Plan[bool]:
         if self._alone and not (self.rule.declared.upsert or speaks_of_current(self.entry)):
             ((key, n),) = self.sums.items()
             update = self.rule.increment(n)

@@ -16,11 +16,10 @@ from treadle.engine.checked import as_written
 from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
 from treadle.engine.crud import translated
-from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.errors import UsageError
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.outcomes import Pace, Progress, Report, resting
 from treadle.graph.quarantine import set_aside
 from treadle.model.bson_types import as_moment
@@ -109,20 +108,16 @@ def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[tuple[list[Any], bo
     return keys, len(keys) < len(rows)
 
 
-def _move(rule: ArchivePlaces, chosen: Raw, ledger: Ledger) -> Plan[int]:
+def _move(rule: ArchivePlaces, chosen: Raw, ledger: Changes) -> Plan[int]:
     """One chunk, in its transaction."""
     entry = rule.target
     documents = yield from find(entry.collection, chosen)
     if not documents:
         return 0
     keys = [each["_id"] for each in documents]
-    if not rule.declared.counted:
-        yield from ledger.note_before(entry, keys)
     yield from insert_many(rule.into, documents)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-    if not rule.declared.counted:
-        for each in documents:
-            ledger.add(Change(entry.collection, each["_id"], each, None))
+    yield from ledger.add(entry, [(each, each) for each in documents], after_in=rule.into)
     return len(documents)
 
 
@@ -162,7 +157,7 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
 def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
     entry, server = rule.target, (yield from server_facts())
 
-    def body(ledger: Ledger) -> Plan[Raw | None]:
+    def body(ledger: Changes) -> Plan[Raw | None]:
         raw = yield from find_one_and_delete(rule.into, chosen)
         if raw is None:
             return None
@@ -170,10 +165,9 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
             yield from insert_one(entry.collection, raw)
         return (yield from arrive(raw, ledger))
 
-    def arrive(raw: Raw, ledger: Ledger) -> Plan[Raw | None]:
+    def arrive(raw: Raw, ledger: Changes) -> Plan[Raw | None]:
         key, exact = raw["_id"], entry.of(raw)
-        if not rule.declared.counted:
-            ledger.add(Change(entry.collection, key, None, raw))
+        yield from ledger.add(entry, [(raw, raw)], before_in=rule.into)
         recomputation = Recomputation.of(exact)
         if recomputation.rules:
             # While it was away nobody kept what it derives from others.

@@ -19,9 +19,10 @@ from pymongo import ASCENDING, IndexModel
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
+from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice
 from treadle.graph.calls import ArrayRule, CounterRule, HierarchyRule, PastRule
-from treadle.graph.change import Batch, Changes
+from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report

@@ -11,12 +11,12 @@ from pymongo import DESCENDING
 from treadle.engine.burials import Restore
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.kinds import ChangeKind
-from treadle.engine.ledger import Ledger
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.replaces import Replace
 from treadle.engine.version_upgrade import upgraded
 from treadle.engine.work import Work
 from treadle.errors import UsageError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import State
@@ -107,7 +107,7 @@ class Revert(Work[Any]):
         self.replace = Replace(entry, document) if was is entry else ChangeKind(entry, document, was)
         self.replace.unchanged = {}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
         if self.restore is not None:
             yield from self.restore.body(graph, server, ledger)
         return (yield from self.replace.body(graph, server, ledger))

@@ -24,8 +24,9 @@ from pydantic import Field
 from pymongo import DESCENDING, IndexModel
 
 from treadle.graph.calls import ArrayRule, HierarchyRule
-from treadle.graph.change import Change, Changes
+from treadle.graph.changes import Before, Change, Changes, NotRead
 from treadle.graph.pattern import Models, Place, Rule
+from treadle.graph.scope import Image
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.plan import (
@@ -58,11 +59,11 @@ HEAD: Raw = {"document": 0}
 class Move:
     """One document's state before and after a commit; None where there was or is none.
 
-    An empty `before` says that nobody looked; the open row has it.
+    The open row has a state before that was not read.
     """
 
     id: Any
-    before: Raw | None
+    before: Raw | NotRead | None
     after: Raw | None
     # Whether nobody else can know the id, so that there are no rows of it.
     fresh: bool
@@ -110,33 +111,45 @@ class HistoryRows(Rule):
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def moves(self, changes: Iterable[Change]) -> list[Move]:
+    def moves(self, changes: Iterable[Change], commit: Changes) -> list[Move]:
         """The changes that begin or end a state of this model."""
         moves = []
         for change in changes:
-            before, after = (
-                state if state is not None and (not state or self.target.holds(state)) else None
-                for state in (change.before, change.after)
-            )
+            before, after = self._state(change.before), self._state(change.after)
+            assert not isinstance(after, NotRead)
             if before is None and after is None:
                 continue
-            if before and after is not None and self.alike(before, after):
+            if before is not None and after is not None and not self._differ(change):
                 continue
-            moves.append(Move(change.id, before, after, change.fresh))
+            is_new = before is None and commit.is_new_id(self.target, change.id)
+            moves.append(Move(change.id, before, after, is_new))
         return moves
+
+    def _state(self, image: Before) -> Raw | NotRead | None:
+        """What a document was or is to this model; None also where it is deleted."""
+        if not isinstance(image, Image):
+            return image
+        return image.document if self.target.everything.holds(image) else None
+
+    def _differ(self, change: Change) -> bool:
+        """Whether a document has another state than before; its upgrade is one."""
+        before, after = change
+        if not isinstance(before, Image) or after is None:
+            return True
+        return before.outdated != after.outdated or not self.alike(before.document, after.document)
 
     def advance(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
         """End the states that the changes ended, and begin those that they began."""
-        moves = self.moves(changes)
+        moves = self.moves(changes, ledger)
         if ledger.joined:
             others = []
             for move in moves:
                 if move.fresh or not (yield from self._amend(move)):
                     others.append(move)
             moves = others
-        known = [move for move in moves if move.before != {}]
+        known = [move for move in moves if not isinstance(move.before, NotRead)]
         for move in moves:
-            if move.before == {}:
+            if isinstance(move.before, NotRead):
                 known += yield from self._follow(move)
         if known:
             yield from self.perform(known)
@@ -274,6 +287,7 @@ class HistoryRows(Rule):
             )
             assert ended is not None
             return ended
+        assert not isinstance(move.before, NotRead)
         row = self.row(move.id, last["revision"] + 1 if last else 1, None, move.before)
         if move.after is None:
             row["deleted"] = True

@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Literal
 from pymongo import IndexModel
 
 from treadle.engine.protocol import WriteProtocol
+from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice, check_whole_number
-from treadle.graph.change import Batch, Changes
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import Models, Pattern, Place, Rule

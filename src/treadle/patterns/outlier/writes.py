@@ -19,12 +19,11 @@ from itertools import compress
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.ledger import Ledger
 from treadle.engine.touches import touches_of, touching
 from treadle.engine.version_upgrade import upgrade_matching, upgrade_stored
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, first_of_each
@@ -70,7 +69,7 @@ class ArrayWork(Work[R]):
         """The write in a transaction."""
         raise NotImplementedError  # pragma: no cover
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Any]:
         entry, before = self.entry, None
         if self.followed or may_upgrade(entry):
             before = yield from find_one(entry.collection, by_id(self.key))
@@ -78,7 +77,6 @@ class ArrayWork(Work[R]):
                 raise self.rule.missing(self.key)
         if before is None or not (self.followed or entry.versions.is_outdated(before)):
             return (yield from self.change())
-        yield from ledger.note_before(entry, [self.key])
         raised = before
         if self.current:
             (raised,) = yield from upgrade_stored(entry, [before])
@@ -86,7 +84,7 @@ class ArrayWork(Work[R]):
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
             (after,) = yield from follow_own(entry, [(raised, after)])
-            ledger.add(Change(entry.collection, self.key, before, after))
+            yield from ledger.add(entry, [(before, after)])
         return outcome
 
 

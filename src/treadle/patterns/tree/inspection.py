@@ -16,9 +16,9 @@ from typing import Any
 import bson
 
 from treadle.engine.contention import attempting, in_pieces
-from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
 from treadle.errors import UsageError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.quarantine import set_aside
@@ -288,7 +288,7 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
         return []
     # A concurrent move would make stale what was derived here: this write conflicts with it.
     yield from state.lock_idle(tree)
-    ledger = Ledger()
+    ledger = Changes()
     if renamed:
         # Two nodes may have each other's path, which must be free first.
         yield from update_many(

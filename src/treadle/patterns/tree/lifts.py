@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.engine.deletes import check_restrictions, delete_documents, restricting
-from treadle.engine.ledger import Ledger
 from treadle.errors import DataError
+from treadle.graph.changes import Changes
 from treadle.graph.pattern import REVISION
 from treadle.patterns.tree.fields import TREE_CHECK_MAX, Tree
 from treadle.patterns.tree.pace import Pace, Step
@@ -32,7 +32,7 @@ def lift_work(tree: Tree, node: Raw) -> Plan[Raw]:
     return work
 
 
-def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, ledger: Ledger) -> Plan[bool]:
+def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, ledger: Changes) -> Plan[bool]:
     """Lift all at once; False, and nothing is changed, where there are more nodes than the pace allows."""
     keys = yield from _keys(tree, work, pace)
     if len(keys) >= pace.most:
@@ -58,7 +58,7 @@ def _keys(tree: Tree, work: Raw, pace: Pace) -> Plan[list[Any]]:
     return (yield from pace.choose(tree, work, {"$or": conditions})) if conditions else []
 
 
-def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Ledger) -> Plan[None]:
+def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Changes) -> Plan[None]:
     """Bring nodes one level up."""
     gone = {"$literal": work["node"]}
     sets: Raw = {}
@@ -73,7 +73,7 @@ def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Ledger) -> Plan[None]:
     yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, ledger)
 
 
-def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]:
+def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Changes) -> Plan[None]:
     """Put the node's children into its own place in the list above; those that came since, at the end."""
     own = tree.get(node, "children")
     if not own:
@@ -109,7 +109,7 @@ def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
         last = paths[-1]
 
 
-def lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
+def lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
     """Lift some nodes; when none is left, delete the node itself."""
     bump = {"$inc": {REVISION: 1}}
     node = yield from find_one_and_update(tree.collection, tree.living(by_id(work["node"])), bump)

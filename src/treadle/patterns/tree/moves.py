@@ -20,13 +20,12 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.engine.checked import as_written
-from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.touches import stamp_expressions, touches_of
 from treadle.engine.work import Work
 from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
-from treadle.graph.change import Change
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.model.document import Document
@@ -82,7 +81,7 @@ class Move(Work[D]):
                 )
             check_segment(segment, f"{entry.model.__name__}.{self.tree.segment}")
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
         self.token = None
         tree = self.tree
         node = yield from state.lock_node(tree, self.key, ledger)
@@ -109,7 +108,7 @@ class Move(Work[D]):
             )
         return after
 
-    def _work(self, node: Raw, ledger: Ledger) -> Plan[Raw | None]:
+    def _work(self, node: Raw, ledger: Changes) -> Plan[Raw | None]:
         """What is to be done, in full; None if the node keeps its parent and its segment."""
         tree = self.tree
         now = yield from parent_of(tree, node)
@@ -149,7 +148,7 @@ class Move(Work[D]):
         return moved
 
 
-def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, at: int | None) -> Plan[Raw]:
+def _place(tree: Tree, work: Raw, ledger: Changes, before: Raw, at: int | None) -> Plan[Raw]:
     """Give the node itself its new place; the node after."""
     entry = tree.entry
     key, source, target = work["node"], work["from"], work["to"]
@@ -164,7 +163,6 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, at: int | None) -
         put(named, tree.segment, work["segment"])
         values[tree.segment] = work["segment"]
     values |= below_parent(tree, named, parent)
-    yield from ledger.note_before(entry, [key])
     sets = {path: {"$literal": value} for path, value in values.items()}
     sets |= stamp_expressions(touches_of(entry, new=False))
     with segment_errors(tree), crud.translated(entry.model.__name__, [values]):
@@ -180,7 +178,7 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, at: int | None) -
             indexes = {} if at is None else {freeze(key): at}
             yield from rewrite(tree, [(target, listing(tree, [key], indexes))], ledger)
     (after,) = yield from follow_own(entry, [(before, after)])
-    ledger.add(Change(entry.collection, key, before, after))
+    yield from ledger.add(entry, [(before, after)])
     return after
 
 
@@ -216,7 +214,7 @@ def _remaining(tree: Tree, work: Raw, node: Raw, descendants: Raw) -> Raw:
     return {**descendants, "$or": old}
 
 
-def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, ledger: Ledger) -> Plan[None]:
+def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, ledger: Changes) -> Plan[None]:
     """Give descendants the ancestors and paths that follow from the node's."""
     sets: Raw = {}
     if tree.ancestors is not None:
@@ -230,7 +228,7 @@ def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, ledger: Ledger) -> P
     yield from rewrite_all(tree, chosen, sets, ledger)
 
 
-def move_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
+def move_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
     """Move some descendants of a node that has moved."""
     node = yield from find_one_and_update(
         tree.collection,

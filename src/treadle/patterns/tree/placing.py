@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.change import Changes
+from treadle.graph.changes import Changes
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import (

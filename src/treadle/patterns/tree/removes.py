@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.engine.deletes import check_restrictions, delete_documents, restricting, smaller_first
-from treadle.engine.ledger import Ledger
 from treadle.engine.work import ChunkedWork, Work
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import TREE_CHECK_MAX, Tree
@@ -46,7 +46,7 @@ class Remove(Work[int]):
         # What depends on the node may have to be dealt with first; of a subtree, that is its caller's.
         self.filter = None if mode == "subtree" else by_id(self.key)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[int]:
         self.token = None
         tree = self.tree
         limit = _ALL if ledger.whole else tree.entry.limits.tree_move_max + 1
@@ -62,7 +62,7 @@ class Remove(Work[int]):
         yield from delete_documents(self.entry, [node], ledger)
         return 1
 
-    def _remove_subtree(self, limit: int, ledger: Ledger) -> Plan[int]:
+    def _remove_subtree(self, limit: int, ledger: Changes) -> Plan[int]:
         tree = self.tree
         keys = yield from keys_below(tree, self.key, limit=limit)
         if len(keys) >= limit:
@@ -96,7 +96,7 @@ class Remove(Work[int]):
 # -- large subtrees ------------------------------------------------------------------------------
 
 
-def remove_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
+def remove_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
     """Delete some leaves of a subtree, and the node itself when it is the last."""
     key = work["node"]
     if (yield from find_one(tree.collection, tree.living(by_id(key)), {"_id": 1})) is None:

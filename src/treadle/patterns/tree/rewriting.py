@@ -12,7 +12,7 @@ from treadle.engine.pipelines import derivation, update_pipeline
 from treadle.engine.react import update_each
 from treadle.engine.writes import follow_own
 from treadle.errors import DataError
-from treadle.graph.change import Change, Changes
+from treadle.graph.changes import Changes
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.reads import nodes_by_key
 from treadle.patterns.tree.segments import split
@@ -54,13 +54,11 @@ def _update(tree: Tree, chosen: Raw, update: Plan[Any], changes: Changes) -> Pla
         return
     befores = yield from find(entry.collection, tree.living(chosen))
     keys = [each["_id"] for each in befores]
-    yield from changes.note_before(entry, keys)
     yield from update
     afters = yield from nodes_by_key(tree, keys)
     pairs = [(each, afters[freeze(each["_id"])]) for each in befores]
     finals = (yield from follow_own(entry, pairs)) if copies else [after for _, after in pairs]
-    for before, after in zip(befores, finals, strict=True):
-        changes.add(Change(entry.collection, before["_id"], before, after))
+    yield from changes.add(entry, zip(befores, finals, strict=True))
 
 
 def new_path(tree: Tree, old: Any, new: Any) -> Raw:

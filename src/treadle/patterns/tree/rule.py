@@ -15,8 +15,9 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.graph.batch import NOT_GIVEN, Batch
 from treadle.graph.calls import HierarchyRule
-from treadle.graph.change import NOT_GIVEN, Batch, Changes
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place

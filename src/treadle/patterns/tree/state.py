@@ -17,7 +17,7 @@ from bson import ObjectId
 from treadle.engine.version_upgrade import has_outdated, upgrade_stored
 from treadle.engine.work import Busy
 from treadle.errors import DataError
-from treadle.graph.change import Change, Changes
+from treadle.graph.changes import Changes
 from treadle.model.text import get_logger
 from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
@@ -75,9 +75,8 @@ def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
             f"the tree is known only once they are migrated; run migrate({entry.model.__name__})",
             code="tree-outdated",
         )
-    yield from changes.note_before(entry, [each["_id"] for each in older])
-    for before, after in zip(older, (yield from upgrade_stored(entry, older)), strict=True):
-        changes.add(Change(entry.collection, before["_id"], before, after))
+    current = yield from upgrade_stored(entry, older)
+    yield from changes.add(entry, zip(older, current, strict=True))
 
 
 def lock_node(tree: Tree, key: Any, changes: Changes) -> Plan[Raw]:

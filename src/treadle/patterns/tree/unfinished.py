@@ -10,9 +10,9 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
 from treadle.errors import DataError, UsageError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import set_aside
 from treadle.patterns.tree import state
@@ -57,7 +57,7 @@ def chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pace: Pace
     work = yield from state.resume(tree, token)
     if work is None:
         return True
-    ledger = Ledger()
+    ledger = Changes()
     step = yield from STEPS[work["kind"]](tree, work, pace, ledger)
     yield from react(graph, server, ledger, copies_max=UNBOUNDED)
     if step.ended:
