@@ -17,6 +17,8 @@ from pymongo import MongoClient
 
 from treadle import Document, Store, migration
 
+# However busy the machine is.
+WRITES_MIN = 20
 IDS = [ObjectId(f"{number:024x}") for number in range(24)]
 
 
@@ -57,7 +59,7 @@ def write(store: Store, model: type[Any], field: str, seconds: float, seed: int)
     chance = random.Random(seed)
     done = dict.fromkeys(map(str, IDS), 0)
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while time.monotonic() < until or sum(done.values()) <= WRITES_MIN:
         identity = chance.choice(IDS)
         number = str(chance.randrange(1000))
         phone = {"phone": number} if model is OldUser else {"phones": [number]}

@@ -378,6 +378,23 @@ def same(document: Any) -> Any:
     return document
 
 
+def a_kind_of_another_version() -> Models:
+    class Base(Document, collection="bases", discriminator="kind", version=1): ...
+
+    class Wrong(Base, kind="later", version=2): ...
+
+    return [Base, Wrong]
+
+
+def migration_of_a_kind() -> Models:
+    class Base(Document, collection="bases", discriminator="kind", version=1): ...
+
+    class Wrong(Base, kind="other"): ...
+
+    migration(Wrong, 1, up=same)
+    return [Base, Wrong]
+
+
 def migration_of_a_dict() -> Models:
     migration(dict, 2, up=same)  # type: ignore[type-var]
     return []
@@ -389,6 +406,8 @@ VERSIONS = [
     Refusal("version-invalid", "Wrong", migrations((0, [{"$set": {"a": 1}}]))),
     Refusal("version-invalid", "Wrong", migrations(version="2")),
     Refusal("version-invalid", "dict", migration_of_a_dict),
+    Refusal("kind-invalid", "declare it on the base", a_kind_of_another_version),
+    Refusal("version-invalid", "declare them on Base", migration_of_a_kind),
     Refusal("migration-invalid", "Wrong", migrations((1, [{"$match": {}}]))),
     Refusal("migration-invalid", "Wrong", migrations((1, []))),
     *[

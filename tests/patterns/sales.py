@@ -15,10 +15,8 @@ from treadle import (
     Document,
     ExtendedReference,
     Formula,
-    Hour,
     Id,
     Max,
-    Min,
     Month,
     Rollup,
     Sum,
@@ -64,16 +62,6 @@ def rows(database: Any, name: str, *drop: str) -> list[dict[str, Any]]:
         found.append(document)
     order = ("product_id", "day", "zone", "date", "shelf_id", "month", "_id")
     return sorted(found, key=lambda each: repr([each.get(name) for name in order]))
-
-
-class HourlySummary(
-    Document, collection="hourly_summaries", rollup=Rollup("Sale", keys={"hour": Hour("created_at")})
-):
-    hour: dt.datetime
-    total: Annotated[Decimal, Sum("amount")] = Decimal(0)
-    count: Annotated[int, Count()] = 0
-    largest: Annotated[Decimal | None, Max("amount")] = None
-    smallest: Annotated[Decimal | None, Min("amount")] = None
 
 
 class Inventory(BaseModel):

@@ -21,7 +21,6 @@ from treadle import (
     Attributes,
     Count,
     Document,
-    History,
     Measured,
     Store,
     UsageError,
@@ -48,18 +47,6 @@ class Shop(Document, collection="shops"):
     id: int
     red: Annotated[int, Count(Product, by="shop_id", where={"specs.color": "red"})] = 0
     heavy: Annotated[int, Count(Product, by="shop_id", where={"specs.weight.value": {"$gt": 5}})] = 0
-
-
-class Item(Document, collection="items", discriminator="kind", history=History()):
-    id: int
-
-
-class Book(Item, kind="book"):
-    pages: Annotated[dict[str, int], Attributes()] = {}
-
-
-class Toy(Item, kind="toy"):
-    age: int = 3
 
 
 @pytest.fixture
@@ -154,19 +141,13 @@ def filled(store):
     return store
 
 
-@pytest.mark.parametrize(("filter", "expected"), FILTERS, ids=[str(each) for each, _ in FILTERS])
-def test_filters_on_names_find_what_filters_on_fields_would(filter, expected, filled):
-    assert expected == [each.id for each in filled.find(Product, filter, sort="_id")]
-    assert len(expected) == filled.count(Product, filter)
-    assert bool(expected) == filled.exists(Product, filter)
-    assert expected[:1] == [each.id for each in [filled.find_one(Product, filter, sort="_id")] if each]
-
-
-def test_two_conditions_are_not_met_by_one_element(store):
-    """One `$elemMatch` over both would ask for an element that has two names."""
-    store.insert(Product(id=1, specs={"color": "red", "size": 5}))
-    store.insert(Product(id=2, specs={"color": "red", "size": 6}))
-    assert [1] == [each.id for each in store.find(Product, {"specs.color": "red", "specs.size": 5})]
+def test_filters_on_names_find_what_filters_on_fields_would(filled):
+    for filter, expected in FILTERS:
+        assert expected == [each.id for each in filled.find(Product, filter, sort="_id")], filter
+        assert len(expected) == filled.count(Product, filter), filter
+        assert bool(expected) == filled.exists(Product, filter), filter
+        first = [each.id for each in [filled.find_one(Product, filter, sort="_id")] if each]
+        assert expected[:1] == first, filter
 
 
 def test_every_filter_on_a_name_uses_the_one_index(store, database):
@@ -236,37 +217,27 @@ def test_values_are_the_model_s_and_text_is_never_an_expression(store, database)
         assert raised.value.code in ("attributes-update", "value-invalid", "update-invalid")
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        {"$set": {"specs.color": "x"}, "$unset": {"specs.color": ""}},
-        {"$set": {"specs": {"a": 1}, "specs.color": "x"}},
-        {"$set": {"sheet": {"lines": {}}, "sheet.lines.top": "x"}},
-        {"$set": {"specs.$[].v": 1}},
-        {"$set": {"specs.weight.unit": "lb"}},
-        {"$inc": {"specs.weight.value": 1}},
-        [{"$set": {"specs.color": "x"}}],
-        [{"$unset": "specs.color"}],
-    ],
-    ids=str,
-)
-def test_an_update_that_would_change_what_nobody_means_is_refused(update, store, database):
+REFUSED_UPDATES: list[Any] = [
+    {"$set": {"specs.color": "x"}, "$unset": {"specs.color": ""}},
+    {"$set": {"specs": {"a": 1}, "specs.color": "x"}},
+    {"$set": {"sheet": {"lines": {}}, "sheet.lines.top": "x"}},
+    {"$set": {"specs.$[].v": 1}},
+    {"$set": {"specs.weight.unit": "lb"}},
+    *({operator: {"specs.weight.value": 1}} for operator in ("$inc", "$mul", "$min", "$max")),
+    [{"$set": {"specs.color": "x"}}],
+    [{"$unset": "specs.color"}],
+]
+
+
+def test_an_update_that_attributes_cannot_take_is_refused(store, database):
+    """Two changes of one name, parts of a value, arithmetic and pipelines."""
     store.insert(Product(id=1, specs={"color": "red", "weight": Measured(7, "kg")}))
     before = database["products"].find_one()
-    with pytest.raises(UsageError) as raised:
-        store.update(Product, 1, update)
-    assert "attributes-update" == raised.value.code
-    assert before == database["products"].find_one()
-
-
-@pytest.mark.parametrize("operator", ["$inc", "$mul", "$min", "$max"])
-def test_an_attribute_is_not_computed(store, database, operator):
-    store.insert(Product(id=1, specs={"size": 5}))
-    before = database["products"].find_one()
-    for call in (store.update, store.update_many):
-        with pytest.raises(UsageError, match="set or") as raised:
-            call(Product, {"_id": 1}, {operator: {"specs.size": 1}})
-        assert "attributes-update" == raised.value.code
+    for update in REFUSED_UPDATES:
+        for call in (store.update, store.update_many):
+            with pytest.raises(UsageError) as raised:
+                call(Product, {"_id": 1}, update)
+            assert "attributes-update" == raised.value.code, update
     assert before == database["products"].find_one()
 
 
@@ -308,16 +279,6 @@ def test_conditions_of_derived_values_are_translated(store, database):
     assert [] == store.verify()
     store.rebuild()
     assert 1 == store.get(Shop, 1).red
-
-
-def test_kinds_with_attributes_are_found_by_their_base(run, database):
-    store = run.store([Item, Book, Toy])
-    store.setup()
-    store.insert_many([Book(id=1, pages={"one": 5}), Book(id=2), Toy(id=3)])
-    assert [1] == [each.id for each in store.find(Item, {"pages.one": 5})]
-    store.update(Item, 1, {"$set": {"pages.one": 6}})
-    assert [6, 5] == [state.document.pages["one"] for state in store.history(Book, 1)]
-    assert [] == store.verify()
 
 
 def test_the_validator_refuses_what_is_no_pair(store, database):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -50,13 +50,6 @@ def test_each_document_is_read_as_its_own_class(run):
     assert [4, 2, 2, 1, 1] == [store.count(each) for each in (Item, Media, Book, Comic, Electronics)]
 
 
-def test_the_kind_is_stored_under_the_discriminator(run, database):
-    _, documents = stocked(run)
-    raw = database["items"].find_one({"_id": documents[1].id})
-    assert ["_id", "type"] == list(raw)[:2]
-    assert "comic" == raw["type"]
-
-
 def test_a_kind_does_not_find_documents_of_another(run):
     store, (book, _, mouse, _) = stocked(run)
     assert store.get(Electronics, book.id) is None
@@ -84,12 +77,6 @@ def test_an_unknown_kind_is_an_error_that_names_it(run, database, kind):
         assert "kind-unknown" == caught.value.code
         assert repr(kind) in str(caught.value)
         assert repr(identity) in str(caught.value)
-
-
-def test_a_kind_is_never_taken_for_something_to_import(run, database):
-    database["items"].insert_one({"type": "os.system", "title": "x"})
-    with pytest.raises(DataError, match=r"os\.system"):
-        run.store([Item, Book]).find_one(Item)
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -219,35 +206,6 @@ def test_documents_of_several_kinds_are_inserted_in_one_command(heard):
     assert ["insert", "commitTransaction"] == listener.names[-2:]
     with pytest.raises(UsageError):
         store.insert_many([Book(title="a"), Customer(name="Ada")])
-
-
-# -- the single view: documents of several former systems in one collection --------------------------
-
-
-def test_documents_of_several_former_systems_are_queried_together(run, database):
-    class Policy(Document, collection="policies", discriminator="system"):
-        customer: str
-
-    class CarPolicy(Policy, kind="cars-1998"):
-        plate: str = Field(alias="licencePlate")
-        customer: str = Field(alias="CUST_NAME")
-
-    class HomePolicy(Policy, kind="homes"):
-        since: date
-
-    database["policies"].insert_many(
-        [
-            {"system": "cars-1998", "CUST_NAME": "Ada", "licencePlate": "X 1"},
-            {"system": "homes", "customer": "Ada", "since": datetime(2020, 1, 1, tzinfo=UTC), "legacy": 1},
-            {"system": "homes", "customer": "Ben", "since": datetime(2021, 1, 1, tzinfo=UTC)},
-        ]
-    )
-    store = run.store([Policy, CarPolicy, HomePolicy])
-    store.setup()
-    of_ada = list(store.find(Policy, {"$or": [{"customer": "Ada"}, {"CUST_NAME": "Ada"}]}, sort="_id"))
-    assert [CarPolicy, HomePolicy] == [type(each) for each in of_ada]
-    assert ["Ada", "Ada"] == [each.customer for each in of_ada]
-    assert date(2020, 1, 1) == of_ada[1].since
 
 
 # -- embedded values that are one of several models --------------------------------------------------

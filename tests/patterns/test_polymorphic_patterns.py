@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pytest
-from bson import ObjectId
 from pydantic import BaseModel
 
 from tests.patterns.stock import Customer, CustomerCard
@@ -129,45 +128,6 @@ def story(store: Any, database: Any) -> None:
 
 def test_kinds_carry_other_patterns(run, database):
     story(run.store(RULED), database)
-
-
-def test_a_change_of_kind_moves_all_that_hangs_on_it(run):
-    store = run.store(RULED)
-    store.setup()
-    owner = store.insert(Owner(name="o"))
-    customer = store.insert(Customer(name="Ada"))
-    service = store.insert(Service(name="s", customer_id=customer.id))
-    store.insert_many([Review(product_id=service.id, stars=stars) for stars in (2, 3)])
-    shelf = store.insert(Shelf(toy_id=service.id))
-    assert shelf.toy is None
-    game = store.change_kind(Game(id=service.id, name="g"), was=Service)
-    assert (2, 5, 4, 7, 2) == (game.reviews, game.stars, game.doubled, game.rank, len(game.latest))
-    assert "g" == store.get(Shelf, shelf.id).toy.name
-    check(store)
-    back = store.change_kind(Service(id=service.id, name="s", customer_id=owner.id), was=Game)
-    assert (2, 2.5, None) == (back.reviews, back.average, back.customer)
-    assert 1 == store.get(Owner, owner.id).services
-    check(store)
-
-
-def test_old_documents_of_all_kinds_are_rebuilt(run, database):
-    keys = [ObjectId() for _ in range(3)]
-    database["products"].insert_many(
-        [{"_id": key, "kind": kind, "name": kind} for key, kind in zip(keys, ("toy", "game", "service"))]
-    )
-    database["reviews"].insert_many(
-        [{"product_id": key, "stars": 4, "when": datetime(2026, 1, 1)} for key in keys]
-    )
-    store = run.store(RULED)
-    store.setup()
-    assert {"Toy", "Game", "Service"} == {finding.model for finding in store.verify()}
-    assert {"Game"} == {finding.model for finding in store.verify(Game)}
-    assert {"Toy", "Game"} == {finding.model for finding in store.verify(Toy)}
-    assert 2 == store.repair(Toy)
-    store.rebuild(Product)
-    check(store)
-    assert 4 == store.get(Product, keys[1]).stars
-    assert not {"stars", "latest"} & set(database["products"].find_one({"_id": keys[2]}))
 
 
 def test_two_kinds_may_maintain_the_same_field_in_their_own_ways(run):

@@ -5,27 +5,44 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
+from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel, Field
 
 from tests.patterns.sales import (
+    CHAIN,
     CategoryStats,
     DailySales,
-    HourlySummary,
     Inventory,
     PerAnyShop,
     PerShop,
     Product,
     Sale,
+    act_on_chain,
     at,
+    check_chain,
     rows,
     sale,
 )
-from treadle import Count, Day, Document, Hour, Max, Month, Rollup, Store, Sum, UsageError, Week
+from treadle import (
+    Count,
+    Day,
+    Document,
+    Formula,
+    Hour,
+    Max,
+    Month,
+    Rollup,
+    Store,
+    Sum,
+    UsageError,
+    Week,
+)
 
 # -- the literature's examples, in its shapes --------------------------------------------------------
 
@@ -65,35 +82,6 @@ def test_sales_per_product_and_day(run, database):
         found.day,
         found.total_amount,
         found.order_count,
-    )
-    assert [] == store.verify()
-
-
-def test_hourly_summaries(run, database):
-    """A full hour stays a full hour, whenever its documents come."""
-    store = run.store([Sale, HourlySummary])
-    store.setup()
-    store.insert_many([sale(1, "1", 2026, 3, 1, 9, minute) for minute in range(60)])
-    store.insert(sale(1, "7", 2026, 3, 1, 10))
-    store.insert(sale(1, "3", 2026, 3, 1, 9, 30))
-    first, second = sorted(store.find(HourlySummary).to_list(), key=lambda each: each.hour)
-    assert (at(2026, 3, 1, 9), 61, Decimal(63), Decimal(3), Decimal(1)) == (
-        first.hour,
-        first.count,
-        first.total,
-        first.largest,
-        first.smallest,
-    )
-    assert (at(2026, 3, 1, 10), 1) == (second.hour, second.count)
-    # The largest leaves its hour.
-    store.update(Sale, {"amount": Decimal(3)}, {"$set": {"created_at": at(2026, 3, 1, 10, 59)}})
-    by_hour = {each.hour.hour: each for each in store.find(HourlySummary)}
-    assert (60, Decimal(1), 2, Decimal(7), Decimal(3)) == (
-        by_hour[9].count,
-        by_hour[9].largest,
-        by_hour[10].count,
-        by_hour[10].largest,
-        by_hour[10].smallest,
     )
     assert [] == store.verify()
 
@@ -181,41 +169,6 @@ def test_kilowatts_per_zone_and_day(run, database):
 
 
 # -- groups come and go ------------------------------------------------------------------------------
-
-
-def test_a_group_goes_with_its_last_source_and_comes_back(run, database):
-    store = run.store([Sale, DailySales])
-    store.setup()
-    one = store.insert(sale(1, "1", 2026, 3, 1))
-    two = store.insert(sale(1, "2", 2026, 3, 1))
-    store.delete(Sale, one.id)
-    assert 1 == store.find_one(DailySales, {}).order_count
-    store.delete(Sale, two.id)
-    assert 0 == store.count(DailySales)
-    store.insert(sale(1, "4", 2026, 3, 1))
-    assert Decimal(4) == store.find_one(DailySales, {}).total_amount
-    store.delete_many(Sale, {})
-    assert [] == rows(database, "daily_summaries")
-    assert [] == store.verify()
-
-
-def test_a_source_moves_between_groups(run):
-    store = run.store([Sale, DailySales])
-    store.setup()
-    moved = store.insert(sale(1, "1", 2026, 3, 1))
-    store.insert(sale(2, "5", 2026, 3, 1))
-    store.update(Sale, moved.id, {"$set": {"product_id": 2}})
-    (only,) = store.find(DailySales).to_list()
-    assert (2, 2, Decimal(6)) == (only.product_id, only.order_count, only.total_amount)
-    moved.product_id, moved.created_at = 2, at(2026, 3, 2)
-    store.replace(moved)
-    assert {1: Decimal(5), 2: Decimal(1)} == {
-        each.day.day: each.total_amount for each in store.find(DailySales)
-    }
-    store.update_many(Sale, {}, {"$set": {"created_at": at(2026, 3, 9)}})
-    (only,) = store.find(DailySales).to_list()
-    assert (9, 2) == (only.day.day, only.order_count)
-    assert [] == store.verify()
 
 
 def test_an_update_of_what_no_group_is_made_of_costs_one_command(run, heard):
@@ -472,3 +425,131 @@ def test_a_key_that_looks_like_an_expression_is_only_text(run):
     store.delete_many(Product, {"category": "$name"})
     assert 4 == store.count(CategoryStats)
     assert [] == store.verify()
+
+
+# -- proof and repair --------------------------------------------------------------------------------
+
+
+def test_verify_finds_what_is_missing_orphaned_double_and_wrong(run, database):
+    store = run.store([Sale, DailySales])
+    store.setup()
+    store.insert_many([sale(number, "1", 2026, 3, 1) for number in range(4)])
+    summaries = database.daily_summaries
+    summaries.delete_one({"product_id": 0})
+    summaries.update_one({"product_id": 1}, {"$set": {"total_amount": Decimal128("7")}})
+    database.sales.delete_one({"product_id": 2})
+    summaries.drop_index("product_id_1_day_1")
+    double = summaries.find_one({"product_id": 3})
+    summaries.insert_one({**double, "_id": ObjectId()})
+    key = {"product_id": 0, "day": at(2026, 3, 1)}
+    found = {(each.path, each.document_id): each for each in store.verify()}
+    assert 4 == len(found)
+    assert {"rollup"} == {each.pattern for each in found.values()}
+    missing = found["product_id, day", (0, at(2026, 3, 1))]
+    assert (None, key) == (missing.stored, missing.expected)
+    wrong = next(each for each in found.values() if each.path == "total_amount")
+    assert (Decimal128("7"), Decimal128("1")) == (wrong.stored, wrong.expected)
+    gone = [each for each in found.values() if each.expected is None]
+    assert [2, 3] == sorted(each.stored["product_id"] for each in gone)
+    summaries.delete_one({"_id": double["_id"]})
+    store.setup()
+    assert 3 == store.repair()
+    assert [] == store.verify()
+    assert {0: 1, 1: 1, 3: 1} == {each["product_id"]: each["order_count"] for each in summaries.find()}
+
+
+def test_rebuild_makes_groups_of_old_data_and_removes_empty_ones(run, database):
+    database.sales.insert_many(
+        {"product_id": n % 7, "amount": Decimal128("1"), "created_at": at(2026, 1 + n % 3, 1)}
+        for n in range(500)
+    )
+    store = run.store([Sale, DailySales])
+    store.setup()
+    store.rebuild()
+    assert 21 == store.count(DailySales)
+    assert [] == store.verify()
+    database.sales.delete_many({"product_id": 3})
+    store.rebuild()
+    assert 18 == store.count(DailySales)
+    assert [] == store.verify()
+
+
+# -- chains ------------------------------------------------------------------------------------------
+
+
+def test_rollups_of_rollups_and_of_maintained_fields(run, database):
+    store = run.store(CHAIN)
+    store.setup()
+    act_on_chain(store)
+    check_chain(store, database)
+
+
+# -- what callers may not do -------------------------------------------------------------------------
+
+
+def test_documents_of_a_rollup_are_treadles(run):
+    store = run.store([Sale, DailySales])
+    store.setup()
+    store.insert(sale(1, "1", 2026, 3, 1))
+    found = store.find_one(DailySales, {})
+    attempts: list[Callable[[], Any]] = [
+        lambda: store.insert(found),
+        lambda: store.insert_many([found]),
+        lambda: store.replace(found),
+        lambda: store.delete(DailySales, found.id),
+        lambda: store.delete_many(DailySales, {}),
+    ]
+    for attempt in attempts:
+        with pytest.raises(UsageError, match="write the Sale documents instead") as raised:
+            attempt()
+        assert "rollup-maintained" == raised.value.code
+    for path in ("day", "product_id", "total_amount", "_treadle.state.members"):
+        with pytest.raises(UsageError) as raised:
+            store.update(DailySales, found.id, {"$set": {path: 1}})
+        assert "field-maintained" == raised.value.code, path
+    assert found == store.find_one(DailySales, {})
+
+
+class Noted(Document, collection="noted", rollup=Rollup(Sale, keys={"product_id": "product_id"})):
+    product_id: int
+    count: Annotated[int, Count()] = 0
+    note: str = ""
+    shouted: Annotated[str | None, Formula({"$toUpper": "$note"})] = None
+
+
+def test_a_callers_own_fields_may_be_updated(run):
+    store = run.store([Sale, Noted])
+    store.setup()
+    store.insert(sale(1, "1", 2026, 3, 1))
+    updated = store.update(Noted, {"product_id": 1}, {"$set": {"note": "good"}})
+    assert ("good", "GOOD") == (updated.note, updated.shouted)
+    store.insert(sale(1, "1", 2026, 3, 1))
+    found = store.find_one(Noted, {})
+    assert ("good", 2) == (found.note, found.count)
+    store.rebuild()
+    assert "good" == store.find_one(Noted, {}).note
+
+
+def test_without_its_unique_index_nothing_is_written(run, database):
+    store = run.store([Sale, DailySales])
+    with pytest.raises(UsageError, match=r"run setup\(\)") as raised:
+        store.insert(sale(1, "1", 2026, 3, 1))
+    assert "index-missing" == raised.value.code
+    assert [] == rows(database, "sales")
+    with pytest.raises(UsageError):
+        database.sales.insert_one({"product_id": 1, "amount": Decimal128("1"), "created_at": at(2026, 1, 1)})
+        store.rebuild()
+    store.setup()
+    store.insert(sale(1, "1", 2026, 3, 1))
+    assert 1 == len(rows(database, "daily_summaries"))
+
+
+def test_set_up_makes_the_indexes(run, database):
+    store = run.store([Sale, DailySales, Product, CategoryStats])
+    store.setup()
+    (index,) = (each for each in database.daily_summaries.index_information().values() if each.get("unique"))
+    assert [("product_id", 1), ("day", 1)] == index["key"]
+    assert [("product_id", 1), ("created_at", 1)] in [
+        each["key"] for each in database.sales.index_information().values()
+    ]
+    assert {"_id_"} == set(database.category_stats.index_information()), "the id is unique already"

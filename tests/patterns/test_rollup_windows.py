@@ -126,27 +126,6 @@ def test_windows_of_every_length(run, database, maintain):
     assert {name: {} for name in models} == counts(store, models)
 
 
-def test_a_date_holds_the_first_day_of_a_window(run, database):
-    class PerQuarter(
-        Document, collection="per_quarter", rollup=Rollup(Sale, keys={"first": Quarter("created_at")})
-    ):
-        first: dt.date
-        total: Annotated[Decimal, Sum("amount")] = Decimal(0)
-
-    store = run.store([Sale, PerQuarter])
-    store.setup()
-    store.insert_many(
-        [sale(1, "1", 2026, 5, 31), sale(1, "2", 2026, 6, 30, 23, 59), sale(1, "4", 2026, 7, 1)]
-    )
-    assert {dt.date(2026, 4, 1): 3, dt.date(2026, 7, 1): 4} == {
-        each.first: each.total for each in store.find(PerQuarter)
-    }
-    assert [Decimal128("3"), Decimal128("4")] == [
-        each["total"] for each in database.per_quarter.find(sort=[("first", 1)])
-    ]
-    assert [] == store.verify()
-
-
 @pytest.mark.parametrize("maintain", ["write", "stream", "schedule"])
 def test_a_total_of_all_sources(run, database, maintain):
     """As the id, and beside another key; there with the first source, gone with the last."""

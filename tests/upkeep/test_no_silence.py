@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import create_model
-from pymongo import MongoClient
 from pymongo.errors import WriteError
 
-from tests.support import shared_standalone
-from treadle import Count, DeclarationError, Document, Id, Indexed, Store, Sum, UsageError
+from treadle import Count, Document, Id, Indexed, Store, Sum, UsageError
 
 
 class Account(Document, collection="accounts"):
@@ -114,28 +112,6 @@ def test_a_changed_declaration_must_be_rebuilt(run):
 
 
 # -- a server without change streams ---------------------------------------------------------------------
-
-
-class Parent(Document, collection="parents"):
-    children: Annotated[int, Count("Child", by="parent_id", maintain="stream")] = 0
-
-
-class Child(Document, collection="children"):
-    parent_id: Id
-
-
-@pytest.mark.server
-def test_a_standalone_server_refuses_streams_at_the_first_word() -> None:
-    with shared_standalone() as alone, MongoClient[Any](alone.uri) as client:
-        for call in (
-            lambda store: store.count(Child),
-            lambda store: store.insert(Parent()),
-            lambda store: store.setup(),
-            lambda store: store.find(Parent).to_list(),
-        ):
-            with pytest.raises(DeclarationError, match=r"Parent\.children") as caught:
-                call(Store(client["shop"], [Parent, Child]))
-            assert "transactions-needed" == caught.value.code
 
 
 def test_set_up_leaves_validators_alone_where_it_is_told_to(run, database):

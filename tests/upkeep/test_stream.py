@@ -12,24 +12,22 @@ import pytest
 from pydantic import BaseModel
 
 from tests import streamed
-from tests.kit.tiers import IS_FULL
-from tests.streamed import KEYS, MODELS, Writer
-from tests.support import shared_standalone
+from tests.streamed import MODELS, Writer
 from tests.upkeep.followed import Sale, Shop, of, settled, without_former_states
-from treadle import Count, DeclarationError, Document, ExtendedReference, Id, Max, Subset, Sum
+from treadle import Count, Document, ExtendedReference, Id, Max, Subset, Sum
 
 # -- everything at once ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [3, 4] if IS_FULL else [3])
-@pytest.mark.parametrize("former_states", [True, False], ids=["former states", "none"])
-def test_raw_writes_of_every_kind_are_followed(run, database, seed, former_states):
-    """Inserts, updates, replacements, deletions and moves of sources and targets, by plain PyMongo."""
+def test_raw_writes_of_every_kind_are_followed_without_former_states(run, database):
+    """Inserts, updates, replacements, deletions and moves of sources and targets, by plain PyMongo.
+
+    The worlds of test_pairs.py follow them with former states.
+    """
     store = run.store(MODELS)
     store.setup()
-    if not former_states:
-        without_former_states(database, "reviews", "articles")
-    writer = Writer(database, seed)
+    without_former_states(database, "reviews", "articles")
+    writer = Writer(database, 3)
     for _ in range(4):
         writer.write(40)
         settled(store)
@@ -152,20 +150,6 @@ def test_lag_counts_what_the_worker_has_not_seen(shops, database):
     assert 0.0 <= worker.lag().seconds < 30.0
     settled(store)
     assert (0, 0.0) == (worker.lag().events, worker.lag().seconds)
-
-
-@pytest.mark.server
-def test_a_standalone_server_is_refused():
-    from pymongo import MongoClient
-
-    from treadle import Store
-
-    with shared_standalone() as server, MongoClient(server.uri) as client:
-        store = Store(client["alone"], [Sale, Shop])
-        for call in (store.setup, store.worker().run, store.worker().run_until_idle, store.worker().lag):
-            with pytest.raises(DeclarationError, match="standalone") as refused:
-                call()
-            assert "transactions-needed" == refused.value.code
 
 
 # -- declarations that come and change ---------------------------------------------------------------
@@ -316,8 +300,3 @@ def test_a_rebuild_beside_a_worker_that_does_not_know_the_rule_leaves_no_gap(run
     old.worker().run_until_idle()
     settled(new)
     assert 12 == of(database, "polls", 1)["total"]
-
-
-def test_keys_of_the_shop_are_subdocuments():
-    """What the big tests rely on."""
-    assert all(isinstance(key, dict) for key in KEYS)

@@ -227,15 +227,6 @@ def test_a_snapshot_alone_waits_for_its_source(run, database):
     assert "Ann" == of(database, "frozen", 1)["name"]
 
 
-def test_an_overwritten_copy_is_put_right(letters, database):
-    database["letters"].update_one(
-        {"_id": 1}, {"$set": {"synced.name": "forged", "name": "forged", "items.1.person.name": "forged"}}
-    )
-    settled(letters)
-    found = cards(database)
-    assert ("Ann", "Ann", "Bob") == (found["synced"]["name"], found["name"], found["items"][1]["name"])
-
-
 def test_snapshots_of_other_elements_stay_without_former_states(letters, database):
     """A changed reference in one element says nothing of the others."""
     without_former_states(database, "letters", "people")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any
 
 import bson
 import pytest
-from bson import Int64, ObjectId, Timestamp
+from bson import Int64, ObjectId
 from bson.decimal128 import Decimal128
 
 from tests.upkeep.followed import leading, read
 from treadle import Average, Count, Document, Id, Limits, Store, Sum
 from treadle.graph.numbers import exact_sum
 from treadle.plan import DatabaseCommand, Read
-from treadle.upkeep import dirty, totals
-from treadle.upkeep.totals import Total, Totals
+from treadle.upkeep import totals
+from treadle.upkeep.totals import Total
 
 
 class Sale(Document, collection="sales"):
@@ -88,10 +87,10 @@ def following(database: Any) -> Any:
         assert [] == store.verify(Shop)
 
 
-# -- the checks ---------------------------------------------------------------------------------
+# -- what is counted ---------------------------------------------------------------------------------
 
 
-def check_a_sale_that_was_counted_before_its_event_came_counts_once(following: Any) -> None:
+def test_a_sale_that_was_counted_before_its_event_came_counts_once(following: Any) -> None:
     following.forget()
     following.sell(1)
     events = following.read()
@@ -102,7 +101,7 @@ def check_a_sale_that_was_counted_before_its_event_came_counts_once(following: A
     assert (2, 11) == following.of(1)
 
 
-def check_events_that_are_read_again_count_once(following: Any) -> None:
+def test_events_that_are_read_again_count_once(following: Any) -> None:
     """The transaction has committed, and then the worker fails: its batch comes again."""
     following.sell(0, 10)
     real = following.follower._count
@@ -120,7 +119,7 @@ def check_events_that_are_read_again_count_once(following: Any) -> None:
     assert (2, 11) == following.of(0)
 
 
-def check_what_else_happens_to_sources_is_counted(following: Any) -> None:
+def test_what_else_happens_to_sources_is_counted(following: Any) -> None:
     sales = following.database["sales"]
     sale = following.sell(0, 10)
     following.step()
@@ -135,7 +134,7 @@ def check_what_else_happens_to_sources_is_counted(following: Any) -> None:
     assert [(1, 1), (0, 0)] == [following.of(0), following.of(1)]
 
 
-def check_a_transaction_that_comes_in_two_batches_is_counted_whole(following: Any) -> None:
+def test_a_transaction_that_comes_in_two_batches_is_counted_whole(following: Any) -> None:
     """All its events have one time."""
     client = following.database.client
     with client.start_session() as session, session.start_transaction():
@@ -146,7 +145,7 @@ def check_a_transaction_that_comes_in_two_batches_is_counted_whole(following: An
     assert (5, 41) == following.of(0)
 
 
-def check_a_target_that_could_not_be_written_is_counted_again(following: Any) -> None:
+def test_a_target_that_could_not_be_written_is_counted_again(following: Any) -> None:
     following.sell(1)
     following.step()
     database = following.database
@@ -162,91 +161,12 @@ def check_a_target_that_could_not_be_written_is_counted_again(following: Any) ->
     database["treadle.set_aside"].delete_many({})
 
 
-def check_what_somebody_else_wrote_is_counted_again(following: Any) -> None:
+def test_what_somebody_else_wrote_is_counted_again(following: Any) -> None:
     """Whatever made a total wrong, repair mends it for good."""
     following.known(0).states[0]["count"] += 100
     following.sell(0)
     following.step()
     assert (2, 2) == following.of(0)
-
-
-CHECKS = {
-    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
-}
-
-
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
-def test_totals_stay_right(following, check):
-    check(following)
-
-
-# -- the naive versions --------------------------------------------------------------------------
-
-
-def add_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = totals._added
-    always = Timestamp(0, 1)
-
-    def added(rules: Any, total: Total, mark: Any) -> Any:
-        return real(rules, Total(always, total.states), mark)
-
-    monkeypatch.setattr(totals, "_added", added)
-
-
-def forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Totals, "forget", lambda self: None)
-
-
-def take_every_change_for_an_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = dirty.Dirty.mark_fed
-
-    def mark_fed(self: Any, rule: Any, key: Any) -> None:
-        real(self, rule, key)
-        self.marks[rule.target][-1].arrived = []
-
-    monkeypatch.setattr(dirty.Dirty, "mark_fed", mark_fed)
-
-
-def move_the_moment_with_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = totals._added
-
-    def added(rules: Any, total: Total, mark: Any) -> Any:
-        found = real(rules, total, mark)
-        return Total(mark.arrived[-1][0], found.states) if found and mark.arrived else found
-
-    monkeypatch.setattr(totals, "_added", added)
-
-
-def keep_totals_that_were_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Totals, "take", lambda self, entry, key: self._totals.get((entry, key)))
-    forget_nothing(monkeypatch)
-
-
-def believe_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(totals, "same", lambda one, other: True)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("mutate", "check"),
-    [
-        (add_every_event, check_a_sale_that_was_counted_before_its_event_came_counts_once),
-        (forget_nothing, check_events_that_are_read_again_count_once),
-        (take_every_change_for_an_arrival, check_what_else_happens_to_sources_is_counted),
-        (move_the_moment_with_each_event, check_a_transaction_that_comes_in_two_batches_is_counted_whole),
-        (keep_totals_that_were_taken, check_a_target_that_could_not_be_written_is_counted_again),
-        (believe_what_is_remembered, check_what_somebody_else_wrote_is_counted_again),
-    ],
-    ids=lambda each: each.__name__,
-)
-def test_a_naive_version_is_wrong(following, monkeypatch, mutate, check):
-    with monkeypatch.context() as patched, pytest.raises(AssertionError):
-        mutate(patched)
-        check(following)
-    following.forget()
-    following.database["treadle.set_aside"].delete_many({})
-    following.database.command({"collMod": "shops", "validator": {}})
-    following.store.repair()
 
 
 # -- what it is for --------------------------------------------------------------------------------
@@ -325,35 +245,6 @@ def test_amounts_that_cannot_be_added_exactly_are_counted(following):
         following.database["sales"].insert_one(sale, bypass_document_validation=True)
         following.step()
         assert [] == following.store.verify(Shop)
-
-
-def test_random_changes_of_a_batch_of_three_at_a_time(run, database):
-    """Several batches of one worker, whose totals serve the later ones."""
-    store = run.store([Sale, Shop], limits=Limits(worker_batch_max=3, worker_linger_below=1))
-    store.setup()
-    chance = random.Random(20)
-    keys = [ObjectId() for _ in range(3)]
-    database["shops"].insert_many([{"_id": key} for key in keys])
-    store.worker().run_until_idle()
-    sales = database["sales"]
-    for _ in range(4):
-        for _ in range(25):
-            price = Decimal128(str(chance.randrange(1000) / 100))
-            sale = {"shop_id": chance.choice([*keys, None]), "amount": chance.randrange(9), "price": price}
-            some = sales.find_one({}, skip=chance.randrange(10)) or {"_id": None}
-            way = chance.randrange(9)
-            if way == 0:
-                sales.delete_one({"_id": some["_id"]})
-            elif way == 1:
-                sales.update_one({"_id": some["_id"]}, {"$set": {"shop_id": sale["shop_id"]}})
-            elif way == 2:
-                sales.update_one({"_id": some["_id"]}, {"$inc": {"amount": 1}})
-            elif way == 3:
-                database["shops"].update_one({"_id": chance.choice(keys)}, {"$set": {"total": 7}})
-            else:
-                sales.insert_one(sale)
-        store.worker().run_until_idle()
-        assert [] == store.verify(Shop)
 
 
 @pytest.mark.parametrize(

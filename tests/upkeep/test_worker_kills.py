@@ -149,7 +149,10 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_REBUILDS, 2, processes.rebuild, *what)),
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_SCHEDULES, 3, processes.run_due, *what)),
     ]
-    with processes.writers(server.uri, database.name, 7.0, pause=0.005), Probe(database) as probe:
+    with (
+        processes.writers(server.uri, database.name, 7.0 if IS_FULL else 4.0, pause=0.005),
+        Probe(database) as probe,
+    ):
         for lane in lanes:
             lane.start()
         for lane in lanes:
@@ -210,7 +213,7 @@ def test_another_process_takes_over_at_once_after_kill_9(server, database, shop,
     what = (processes.work, SHOP, server.uri, database.name)
     current = processes.start(*what)
     wait_for(lambda: leader(database))
-    for _ in range(4):
+    for _ in range(4 if IS_FULL else 2):
         waiting = processes.start(*what)
         time.sleep(1.0)
         owner = leader(database)
@@ -280,8 +283,8 @@ def test_a_leader_that_wakes_up_after_its_lease_does_no_harm(server, database, s
     options = {"limits": Limits(worker_lease_seconds=0.6), "elsewhere": True}
     workers = [processes.start(processes.work, SHOP, server.uri, database.name, **options) for _ in range(2)]
     wait_for(lambda: leader(database))
-    with processes.writers(server.uri, database.name, 6.0, count=2, pause=0.005):
-        for _ in range(4):
+    with processes.writers(server.uri, database.name, 6.0 if IS_FULL else 3.0, count=2, pause=0.005):
+        for _ in range(4 if IS_FULL else 2):
             owner = leader(database)
             sleeper = next(each for each in workers if f":{each.pid}:" in owner)
             os.kill(sleeper.pid, signal.SIGSTOP)

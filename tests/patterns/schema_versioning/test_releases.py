@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
-from pymongo import MongoClient
-from pymongo.errors import OperationFailure
 
 from tests.patterns.schema_versioning.users import User, split_phone
-from tests.support import shared_standalone
 from treadle import Document, ExtendedReference, Id, Store, UsageError, migration
 
 # -- rolling deploys ---------------------------------------------------------------------------------
@@ -87,48 +84,7 @@ def test_only_models_of_the_store_are_written_in_another_version(database):
     assert "model-unknown" == caught.value.code
 
 
-@pytest.mark.server
-def test_writing_an_old_version_takes_transactions():
-    with shared_standalone() as alone, MongoClient(alone.uri) as client:
-        store = Store(client["old"], [User], write_versions={User: 1})
-        user = store.insert(User(name="a"))
-        with pytest.raises(UsageError) as caught:
-            store.update(User, user.id, {"$inc": {"n": 1}})
-        assert "write-version-update" == caught.value.code
-        store.replace(User(id=user.id, name="b"))
-        assert "b" == store.get(User, user.id).name
-        # With the current version there is nothing to miss.
-        client["old"]["users"].insert_one({"_id": ObjectId(), "name": "old", "phone": "1"})
-        new = Store(client["old"], [User])
-        with pytest.raises(UsageError) as caught:
-            new.update(User, {"name": "old"}, {"$push": {"phones": "2"}})
-        assert "transactions-unavailable" == caught.value.code
-        with pytest.raises(UsageError, match="--replSet rs0") as caught:
-            new.migrate(User)
-        assert "transactions-unavailable" == caught.value.code
-
-
 # -- the validator -----------------------------------------------------------------------------------
-
-
-def test_the_validator_knows_the_versions(run, database):
-    store = run.store([User])
-    store.setup()
-    accepted = [
-        {"name": 5},
-        {"schema_version": 1},
-        {"schema_version": None},
-        {"schema_version": 2, "x": 1},
-        {"schema_version": 3, "name": "a"},
-    ]
-    database["users"].insert_many(accepted)
-    for refused in (
-        {"schema_version": 3, "name": 5},
-        {"schema_version": 4, "name": "a"},
-        {"schema_version": "1"},
-    ):
-        with pytest.raises(OperationFailure, match="validation"):
-            database["users"].insert_one(refused)
 
 
 def test_an_older_release_does_not_take_a_newer_validator_back(run, database):

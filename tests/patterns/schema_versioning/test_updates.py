@@ -6,16 +6,12 @@ from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
-from pydantic import BaseModel
 
-from tests.patterns.schema_versioning.users import Review, User, old_users
+from tests.patterns.schema_versioning.users import User, old_users
 from treadle import (
     Approximate,
     Count,
-    DeclarationError,
     Document,
-    ExtendedReference,
-    Formula,
     Id,
     Limits,
     Outlier,
@@ -60,16 +56,6 @@ def test_the_version_cannot_be_updated(run):
         with pytest.raises(UsageError) as caught:
             store.update(User, user.id, update)
         assert "field-maintained" == caught.value.code
-
-
-def test_replace_writes_the_current_version(run, database):
-    old_users(database, 1)
-    store = run.store([User])
-    user = store.find_one(User)
-    store.replace(user)
-    raw = database["users"].find_one()
-    assert (3, ["0", "1"]) == (raw["schema_version"], raw["phones"])
-    assert "phone" not in raw
 
 
 # -- kinds -------------------------------------------------------------------------------------------
@@ -141,76 +127,7 @@ def test_kinds_share_the_versions_of_their_collection(run, database):
     assert {2: 4, 3: 3} == store.migration_status(Shape)
 
 
-def test_updates_upgrade_documents_of_all_kinds(run, database):
-    store = run.store([Shape, Circle, Square])
-    database["shapes"].insert_many(
-        [{"kind": "circle", "radius": 1.0}, {"kind": "square", "side": 1.0}, {"side": 2.0}]
-    )
-    assert 3 == store.update_many(Shape, {}, {"$set": {"name": "x"}})
-    assert {3: 3} == store.migration_status(Shape)
-    database["shapes"].insert_one({"kind": "square", "side": 9.0})
-    assert "red" == store.update(Square, {"side": 9}, {"$set": {"name": "y"}}).colour
-
-
-def test_a_kind_has_no_versions_of_its_own(database):
-    class Base(Document, collection="bases", discriminator="kind", version=1): ...
-
-    class Later(Base, kind="later", version=2): ...
-
-    with pytest.raises(DeclarationError, match="declare it on the base") as caught:
-        Store(database, [Base, Later])
-    assert "kind-invalid" == caught.value.code
-
-    class Other(Base, kind="other"): ...
-
-    migration(Other, 1, up=lambda document: document)
-    with pytest.raises(DeclarationError, match="declare them on Base") as caught:
-        Store(database, [Base, Other])
-    assert "version-invalid" == caught.value.code
-
-
 # -- models that others follow -----------------------------------------------------------------------
-
-
-class Label(Document, collection="labels", version=2):
-    text: str
-
-
-migration(Label, 1, up=[{"$set": {"text": "$name"}}, {"$unset": "name"}])
-
-
-class LabelCard(BaseModel):
-    text: str | None = None
-
-
-class Product(Document, collection="products"):
-    label_id: Id | None = None
-    label: Annotated[LabelCard | None, ExtendedReference(Label, by="label_id")] = None
-    reviews: Annotated[int, Count(Review, by="product_id")] = 0
-    stars: Annotated[int, Sum(Review, "stars", by="product_id")] = 0
-    double: Annotated[int | None, Formula({"$multiply": ["$stars", 2]})] = None
-
-
-def followed(store: Any, database: Any) -> None:
-    label = ObjectId()
-    database["labels"].insert_one({"_id": label, "name": "old"})
-    product = store.insert(Product(label_id=label))
-    database["reviews"].insert_many([{"product_id": product.id, "rating": number} for number in range(5)])
-    store.rebuild(Product)
-    assert (5, 10) == (store.get(Product, product.id).reviews, store.get(Product, product.id).stars)
-    # An update of an old document is followed as well.
-    review = store.find_one(Review)
-    store.update(Review, review.id, {"$set": {"stars": 7}})
-    assert 17 == store.get(Product, product.id).stars
-    store.migrate(Review, batch=2)
-    store.migrate(Label)
-    after = store.get(Product, product.id)
-    assert (5, 17, 34, "old") == (after.reviews, after.stars, after.double, after.label.text)
-    assert [] == store.verify()
-    store.migrate(Review, to=1)
-    # Older documents count as what their migrations make of them.
-    assert 17 == store.get(Product, product.id).stars
-    assert [] == store.verify()
 
 
 class Mark(Document, collection="marks", version=2, validation="strict"):
@@ -232,7 +149,8 @@ class Marked(Document, collection="marked"):
     marks: Annotated[int, Count(Mark, by="product_id", where={"stars": {"$gte": 1}})] = 0
 
 
-def marks(database: Any) -> None:
+def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
+    """It undoes a transaction, and must not stop the run for ever."""
     store = Store(database, [Mark, Marked])
     store.setup()
     store.insert(Marked(id=1))
@@ -251,24 +169,6 @@ def marks(database: Any) -> None:
     assert [] == store.verify()
     # The one that cannot be stored in the current version can be read in it; the other cannot.
     assert 5 == store.get(Marked, 1).marks
-
-
-def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
-    """It undoes a transaction, and must not stop the run for ever."""
-    marks(database)
-
-
-def test_what_follows_from_a_migration_is_followed(run, database):
-    followed(run.store([Review, Label, Product]), database)
-
-
-def test_an_old_version_cannot_be_written_where_rules_would_notice(database):
-    store = Store(database, [Review, Label, Product], write_versions={Review: 1})
-    product = store.insert(Product())
-    with pytest.raises(UsageError) as caught:
-        store.insert(Review(product_id=product.id, stars=3))
-    assert "write-version-update" == caught.value.code
-    assert 0 == database["reviews"].count_documents({})
 
 
 # -- what follows from a document that a write brings to the current version -------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle import Document, Id, migration
+from treadle import Document, migration
 from treadle.graph.versions import VersionChain
 
 
@@ -99,20 +99,3 @@ def old_users(database: Any, count: int = 10) -> list[dict[str, Any]]:
         documents.append(raw)
     database["users"].insert_many([dict(raw, _id=ObjectId(f"{raw['_id']:024x}")) for raw in documents])
     return documents
-
-
-class Review(Document, collection="reviews", version=2):
-    product_id: Id
-    stars: int
-
-
-@migration(Review, from_version=1)
-def rename_rating(document: dict) -> dict:
-    document["stars"] = document.pop("rating")
-    return document
-
-
-@rename_rating.down
-def rename_stars(document: dict) -> dict:
-    document["rating"] = document.pop("stars")
-    return document
