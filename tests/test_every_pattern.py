@@ -13,7 +13,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -488,14 +488,15 @@ def test_each_rule_answers_the_interface(name):
         told = f"{type(rule).__name__} of {rule.place.label}"
         assert {*rule.needs, *rule.uses} <= EVERYTHING, told
         assert not hasattr(rule, "needs_transactions"), f"{told}: say needs = TRANSACTIONS"
-        watched = rule.watches()
+        watched = rule.reads()
         assert isinstance(watched, Mapping), told
-        assert watched, f"{told} watches nothing"
+        assert watched, f"{told} reads nothing"
         assert set(watched) <= set(graph.by_collection), told
-        assert all(paths is None or isinstance(paths, set) for paths in watched.values()), told
-        assert rule.maintained(), f"{told} maintains nothing"
-        assert rule.maintained() <= set(rule.target.protected), f"{told} maintains what callers may write"
-        for entry, index in rule.indexes():
+        assert all(paths is None or isinstance(paths, Set) for paths in watched.values()), told
+        owned = {each.path for each in rule.owns()}
+        assert owned, f"{told} owns nothing"
+        assert owned <= set(rule.target.owned), f"{told} owns what callers may write"
+        for entry, index in rule.storage().indexes:
             assert entry in graph.entries.values(), told
             assert isinstance(index, IndexModel), told
         assert rule.level > 0, told

@@ -16,8 +16,8 @@ from tests.support import race
 from treadle import Archive, Count, Document, Store, UsageError, migration
 from treadle.graph.aggregate import RECOMPUTE, Accumulator, Aggregate, Operand, State, TargetField, Values
 from treadle.graph.gather import GatherRule, origin_of, target_field
-from treadle.graph.pattern import Models, Pattern, Place, Rule
-from treadle.plan import is_inside, update_many
+from treadle.graph.pattern import Models, Owned, Pattern, Place, Rule
+from treadle.plan import Plan, is_inside, update_many
 
 
 def test_slugs_are_unique_among_siblings(run):
@@ -151,8 +151,8 @@ class Noted(Rule):
     def prepare(self, raw: dict[str, object]) -> None:
         raw["noted"] = True
 
-    def maintained(self) -> set[str]:
-        return {"noted"}
+    def owns(self) -> Sequence[Owned]:
+        return [Owned("noted")]
 
 
 def test_a_class_keyword_may_be_a_users_own(run, database):
@@ -176,8 +176,8 @@ class Strict(Rule):
 
     pattern = "audit"
 
-    def maintained(self) -> set[str]:
-        return set()
+    def owns(self) -> Sequence[Owned]:
+        return []
 
     def after_insert(self, batch: Any, state: Any, changes: Any) -> Any:
         assert (yield from is_inside()), "not in the commit"
@@ -222,10 +222,12 @@ class Mending(Rule):
 
     pattern = "whole"
 
-    def maintained(self) -> set[str]:
-        return {"mended"}
+    def owns(self) -> Sequence[Owned]:
+        return [Owned("mended")]
 
-    def mend(self, graph: Any, server: Any, keys: Any) -> Any:
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        if keys is None:
+            return []
         yield from update_many(self.target.collection, {"_id": {"$in": list(keys)}}, {"$set": {"mended": 1}})
         return list(keys)
 

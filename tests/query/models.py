@@ -135,12 +135,10 @@ class Loose(Document, collection="loose"):
 
 
 class Maintained(NamedTuple):
-    """What stands for a rule."""
+    """What stands for an owned path."""
 
-    refills: bool = False
-
-    def advice(self, maintained: str) -> str:
-        return f"; write the source of {maintained}"
+    refilled: bool = False
+    advice: str = "; write its source"
 
 
 def paths_of(

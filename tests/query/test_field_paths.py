@@ -77,11 +77,14 @@ def test_what_treadle_maintains_is_protected_with_all_that_contains_it():
     for path in ("address.city", "address", "address.city.x", "_treadle", "_treadle.n"):
         assert "field-maintained" == protection(path, maintained), path
     assert protection("address.zip", maintained) is None
-    assert "write the source of address.city" in paths_of(Order, maintained)["address"].protected.reason
+    assert (
+        "maintains Order.address.city; write its source"
+        in paths_of(Order, maintained)["address"].protected.reason
+    )
 
 
 def test_what_surrounds_a_copy_may_be_written_and_is_completed():
-    maintained = {"lines.product": Maintained(refills=True)}
+    maintained = {"lines.product": Maintained(refilled=True)}
     paths = paths_of(Order, maintained)
     for path in ("lines", "lines.0", "lines.$[]"):
         assert paths[path].protected is None

@@ -215,7 +215,7 @@ def test_maintained_fields_are_refused_in_every_form():
 
 
 def test_what_treadle_completes_need_not_be_whole():
-    paths = paths_of(Order, {"lines.product_id": Maintained(refills=True)})
+    paths = paths_of(Order, {"lines.product_id": Maintained(refilled=True)})
     result = parse_update(paths, {"$push": {"lines": {"quantity": 2}}})
     assert ({"$push": {"lines": {"quantity": 2}}}, False) == (result.update, result.is_exact)
 

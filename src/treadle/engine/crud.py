@@ -75,8 +75,9 @@ class translated:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, Exception):
             return
-        for rule in self._entry.answering("translate") if self._entry is not None else ():
-            if (clear := rule.translate(error)) is not None:
+        for rule in self._entry.answering("storage") if self._entry is not None else ():
+            explain = rule.storage().explain
+            if explain is not None and (clear := explain(error)) is not None:
                 raise clear from error
         better = self._translate(error, self._name, self._documents)
         if better is not error:

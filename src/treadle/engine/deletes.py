@@ -167,7 +167,11 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
         limit = most + 1 if self.together else 0
         befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=limit)
         if self._inseparable is not None and len(befores) > most:
-            raise self._inseparable.too_many(most)
+            raise UsageError(
+                f"more than {most:,} {self.entry.model.__name__} documents match"
+                f"{self._inseparable.deletes_together}",
+                code="delete-too-many",
+            )
         yield from delete_documents(self.entry, befores, ledger, for_good=self.for_good)
         return len(befores)
 

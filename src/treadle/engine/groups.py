@@ -52,7 +52,7 @@ def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
 def group_keys(entry: Entry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
     """The ids of the rows that stages give for the sources of all groups."""
     group = entry.group
-    reading = group.source.sources.group(group.condition, stages, reads=group.reads, outdated=outdated)
+    reading = group.source.sources.group(group.condition, stages, reads=group.source_paths, outdated=outdated)
     return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 

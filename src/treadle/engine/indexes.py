@@ -176,7 +176,7 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
     if texts:
         indexes.append(_text_index(texts))
     declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
-    unique = [index for rule in entry.answering("unique_indexes") for index in rule.unique_indexes()]
+    unique = [index for rule in entry.answering("storage") for index in rule.storage().unique]
     chosen = [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
     unique_keys = {tuple(dict(index.document["key"])) for index in chosen if index.document.get("unique")}
     return [*chosen, *_names(entry, unique_keys)]
@@ -302,7 +302,7 @@ def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> 
     needed = [
         index
         for rule in graph.rules
-        for source, index in rule.indexes()
+        for source, index in rule.storage().indexes
         if source.collection == entry.collection
     ]
     # The longest first: an index also serves whatever its beginning serves.

@@ -191,6 +191,6 @@ class Insert(Work[list[D]]):
                 put(by_key[freeze(row["_id"])], path, value_at(row, path))
 
     def result(self, outcome: list[Raw]) -> list[D]:
-        if not self.entry.protected:
+        if not self.entry.owned:
             return self.as_stored
         return [as_written(self.entry, copy.deepcopy(raw)) for raw in outcome]

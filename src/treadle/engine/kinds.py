@@ -121,8 +121,10 @@ class ChangeKind(Replace[D]):
 
     def _kept(self) -> dict[str, Any]:
         # What the new kind alone would keep is the caller's to say.
-        shared = (rule for rule in self.entry.answering("kept") if rule in self.was.rules)
-        return {path: value for rule in shared for path, value in rule.kept().items()}
+        was = self.was.owned
+        return {
+            path: value for path, value in self.entry.kept.items() if was.get(path) is self.entry.owned[path]
+        }
 
     def _left(self, rules: Sequence[CopyRule]) -> list[CopyRule]:
         """The references to the old kind only, for which the document is gone."""

@@ -100,6 +100,6 @@ def go_through_sample(
 def projection_of(entry: Entry[Any]) -> Raw | None:
     """What is read of documents to examine them; None for all."""
     projection: Raw = {}
-    for rule in entry.answering("shown"):
-        projection.update(rule.shown())
+    for rule in entry.rules:
+        projection.update(rule.page_projection)
     return projection or None

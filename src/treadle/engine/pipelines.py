@@ -36,15 +36,14 @@ class Derivation:
         # By the way of maintenance; made where they are first asked for.
         self.recomputations: dict[Any, Any] = {}
         # A revision counts from there.
-        self.blanks |= {
-            path: 0
-            for rule in entry.answering("touches")
-            for path, how in rule.touches(True).items()
-            if how == "next"
-        }
+        self.blanks |= {path: 0 for path, owned in entry.owned.items() if owned.on_write == "next"}
         # What a write stamps on a document, and how; by whether the document is new.
         self.touches: dict[bool, dict[str, Touch]] = {
-            new: {path: how for rule in entry.answering("touches") for path, how in rule.touches(new).items()}
+            new: {
+                path: owned.on_write
+                for path, owned in entry.owned.items()
+                if owned.on_write is not None and (new or not owned.insert_only)
+            }
             for new in (False, True)
         }
         # Who takes part in an insert.

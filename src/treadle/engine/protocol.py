@@ -12,7 +12,7 @@ before the next one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -26,7 +26,7 @@ from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.pattern import Due, Entry
 from treadle.graph.quarantine import around
 from treadle.model.text import get_logger
 from treadle.plan import Plan, find, is_inside, server_facts, share
@@ -43,11 +43,9 @@ log = get_logger(__name__)
 class WriteProtocol:
     """The writes of one Store, and what they left unfinished."""
 
-    def __init__(self, graph: Graph, owner: Callable[[], str], is_dead: Callable[[str], bool]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.index_check = IndexCheck(graph)
-        self._owner = owner
-        self._is_dead = is_dead
         self._commit: Commit | None = None
         # Whether a write left something for recovery.
         self.unfinished = False
@@ -79,7 +77,7 @@ class WriteProtocol:
             except Busy as busy:
                 if (yield from is_inside()):
                     raise
-                yield from busy.rule.give_way(self.graph, (yield from server_facts()))
+                yield from busy.finish()
         return (yield from self._write(work, combine))
 
     def _write(self, work: Work[R], combine: bool) -> Plan[R]:
@@ -183,11 +181,11 @@ class WriteProtocol:
         if not self.graph.derives:
             return 0
         server = yield from server_facts()
-        owner, done = self._owner(), 0
+        done = 0
         self.unfinished = False
         try:
             for rule in self.graph.rules:
-                recovering = rule.recover(self.graph, server, owner, self._is_dead)
+                recovering = rule.run_due(Due("recover"))
                 label, collection = rule.place.label, rule.target.collection
                 done += (yield from around(label, collection, None, recovering)) or 0
             return done + (yield from intents.recover(self.graph, server))

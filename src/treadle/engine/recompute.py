@@ -19,7 +19,7 @@ from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule, reads_of
+from treadle.graph.gather import GatherRule, source_paths
 from treadle.graph.pattern import Entry, Maintain, Rule
 from treadle.graph.scope import ROWS, beside
 from treadle.model.text import get_logger
@@ -106,7 +106,7 @@ def _sources(rules: Sequence[GatherRule], keys: Sequence[Any], stages: Sequence[
     """Aggregate over all sources of some targets, for rules that agree in their sources."""
     rule = rules[0]
     own = beside(rule.key.match(keys), rule.condition)
-    return rule.source.sources.group(own, stages, reads=reads_of(rules), keep=_contributing(rule, keys))
+    return rule.source.sources.group(own, stages, reads=source_paths(rules), keep=_contributing(rule, keys))
 
 
 def _contributing(rule: GatherRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
@@ -198,7 +198,7 @@ def _look_up(rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any]) -> Pla
         rule.condition,
         first,
         [*rule.key.stages(keys, False), grouped],
-        reads=rule.reads,
+        reads=rule.source_paths,
         keep=_contributing(rule, keys),
     )
     states = {freeze(key): ranked.empty() for key in keys}

@@ -105,8 +105,8 @@ class Replace(Work[D]):
     def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
         """The new document, with what is maintained in the stored one kept."""
         after = copy.deepcopy(self.raw)
-        for path, rule in self.entry.protected.items():
-            if self.was.protected.get(path) is rule and not rule.refills and has(before, path):
+        for path, owned in self.entry.owned.items():
+            if self.was.owned.get(path) is owned and not owned.refilled and has(before, path):
                 put(after, path, value_at(before, path))
         if RESERVED in before:
             after[RESERVED] = copy.deepcopy(before[RESERVED])

@@ -9,13 +9,14 @@ documents is done once, at the end, for all of them (`commit.py`).
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.pattern import Entry
 from treadle.plan import Failed as Failed
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
@@ -120,11 +121,11 @@ class NotAlone(Exception):
 
 
 class Busy(DataError):
-    """Something larger must end first; outside of transactions the write protocol sees to that."""
+    """Something larger must end first; outside of transactions the write protocol calls `finish`."""
 
-    def __init__(self, message: str, *, code: str, rule: Rule) -> None:
+    def __init__(self, message: str, *, code: str, finish: Callable[[], Plan[None]]) -> None:
         super().__init__(message, code=code)
-        self.rule = rule
+        self.finish = finish
 
 
 def only(filter: Raw, keys: list[Any] | None) -> Raw:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Place, Rule
+from treadle.graph.pattern import Owned, Place, Reads, Rule
 from treadle.plan import Plan, Raw
 from treadle.query.expression_names import require_known_names
 from treadle.query.keys import may_be_id
@@ -23,8 +23,6 @@ OnDelete = Literal["keep", "restrict", "clear", "cascade"]
 
 class CopyRule(Rule):
     """A card, or a single field, copied from the document that the target names."""
-
-    refills = True
 
     # What becomes of the copies when their source is deleted.
     on_delete: OnDelete
@@ -51,8 +49,13 @@ class CopyRule(Rule):
         """Whether a copy must not be made while its source changes."""
         raise NotImplementedError  # pragma: no cover
 
-    def advice(self, maintained: str) -> str:
-        return f"; write {self.reference_path!r}, or the {self.source.model.__name__} that it names"
+    def owns(self) -> Sequence[Owned]:
+        advice = f"; write {self.reference_path!r}, or the {self.source.model.__name__} that it names"
+        return [Owned(path, advice, refilled=True) for path in self.copied_paths()]
+
+    def copied_paths(self) -> Sequence[str]:
+        """The stored paths of the target that hold what is copied."""
+        return [self.path]
 
     def name_of(self, source: Mapping[str, Any]) -> Any:
         """What targets name a source by; None where nothing can name it."""
@@ -130,7 +133,7 @@ class FormulaRule(Rule):
         require_known_names(expression, place.entry.codec, place.label)
         self.expression = expression
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: field_references(self.expression)}
 
 

@@ -8,7 +8,7 @@ the sources are, which of them count, and to which targets each contributes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,7 +21,7 @@ from pymongo import ASCENDING, IndexModel
 from treadle.errors import DeclarationError
 from treadle.graph.aggregate import Aggregate, SourceCount, TargetField, Values
 from treadle.graph.binding import sibling
-from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
+from treadle.graph.pattern import STATE, Entry, Maintain, Models, Owned, Place, Reads, Rule, Storage
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Raw
 from treadle.query.filters import parse_condition
@@ -165,19 +165,20 @@ class GatherRule(Rule):
         folds = bool(self.aggregate.accumulators())
         return self.aggregate.first() if plain or not folds else None
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         condition = filter_references(self.where) if self.where else set()
         own = self.aggregate.reads
         watched = None if condition is None or own is None else {*self.key.paths, *condition, *own}
         return {self.source.collection: watched}
 
     @property
-    def reads(self) -> frozenset[str] | None:
+    def source_paths(self) -> frozenset[str] | None:
         """The paths of a source that say to which targets it contributes, and what; None for any."""
         own = self.aggregate.reads
         return None if own is None else own | self.key.paths
 
     def stamps(self) -> set[str]:
+        """Return the path of the date of computation, if it is declared."""
         return {self.stamp} if self.stamp else set()
 
     @cached_property
@@ -185,9 +186,15 @@ class GatherRule(Rule):
         """Whether only the server can tell what a source contributes."""
         return bool(self.condition) or not self.key.local or self.aggregate.operand.read is None
 
-    def advice(self, maintained: str) -> str:
+    def owns(self) -> Sequence[Owned]:
         source = self.source
-        return f" from {source.collection}; write the {source.model.__name__} documents instead"
+        advice = f" from {source.collection}; write the {source.model.__name__} documents instead"
+        stamps = [Owned(path, advice, shared=True) for path in self.stamps()]
+        return [*(Owned(path, advice) for path in self.value_paths()), *stamps]
+
+    def value_paths(self) -> Sequence[str]:
+        """The stored paths that hold what is computed."""
+        return [self.path]
 
     def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
         """Return the key of each target that this source contributes to, with its contribution."""
@@ -220,7 +227,7 @@ class GatherRule(Rule):
         """Return the stored values of a target without sources, by path."""
         return self.aggregate.finish(self.aggregate.empty())
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+    def storage(self) -> Storage:
         keys = self.key.index_keys(windows_first=self.maintain == "schedule")
         if self.first is not None and not self.per_element:
             keys = [*keys, *(each for each in self.aggregate.index_keys() if each[0] not in dict(keys))]
@@ -229,7 +236,7 @@ class GatherRule(Rule):
         if chain.current > 1:
             # By which documents of older versions are found, to be read in the current one.
             indexes.append(IndexModel([(chain.field, ASCENDING)]))
-        return [(self.source, index) for index in indexes]
+        return Storage(indexes=[(self.source, index) for index in indexes])
 
 
 class GroupRule(GatherRule):
@@ -244,14 +251,14 @@ class GroupRule(GatherRule):
         field = TargetField(place.label, f"{STATE}.members", int, lambda value: True)
         super().__init__(place, origin, SourceCount(field), declared)
 
-    def maintained(self) -> set[str]:
-        return {self.path, *self.key.targets}
+    def value_paths(self) -> Sequence[str]:
+        return [self.path, *self.key.targets]
 
-    def unique_indexes(self) -> list[IndexModel]:
-        """Return the index that keeps a group to one document."""
-        if self.key.identity:
-            return []
-        return [IndexModel([(path, ASCENDING) for path in self.key.targets], unique=True)]
+    def storage(self) -> Storage:
+        """Return, beside the indexes, the unique one that keeps a group to one document."""
+        keys = [(path, ASCENDING) for path in self.key.targets]
+        unique = [] if self.key.identity else [IndexModel(keys, unique=True)]
+        return super().storage()._replace(unique=unique)
 
     def blank(self) -> Raw:
         """Return what the update of a group's document sets where it creates the document."""
@@ -262,11 +269,11 @@ class GroupRule(GatherRule):
         }
 
 
-def reads_of(rules: Iterable[GatherRule]) -> frozenset[str] | None:
+def source_paths(rules: Iterable[GatherRule]) -> frozenset[str] | None:
     """Return the paths of a source that several rules read; None for any."""
-    reads: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
     for rule in rules:
-        if rule.reads is None:
+        if rule.source_paths is None:
             return None
-        reads |= rule.reads
-    return reads
+        paths |= rule.source_paths
+    return paths

@@ -97,7 +97,7 @@ class Graph:
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
                     rule = pattern.bind(place, self)
-                    rule.declared = pattern
+                    rule.declared, rule.models = pattern, self
                     self._place(entry, rule)
         kinds.spread(self)
         for entry in self.entries.values():
@@ -267,20 +267,21 @@ class Graph:
 
     def _place(self, entry: Entry[Any], rule: Rule) -> None:
         _require_carrier(rule)
-        for path in [*rule.maintained(), *rule.stamps()]:
-            for taken, other in entry.protected.items():
-                if overlap(path, taken) and not (path == taken and rule.shares(path, other)):
+        for own in rule.owns():
+            for taken, other in entry.owned.items():
+                if overlap(own.path, taken) and not (own.path == taken and own.shared and other.shared):
+                    label = entry.owner(taken).place.label
                     raise DeclarationError(
-                        f"{rule.place.label} and {other.place.label} both maintain {path!r}; keep one",
+                        f"{rule.place.label} and {label} both maintain {own.path!r}; keep one",
                         code="path-maintained-twice",
                     )
-            entry.protected.setdefault(path, rule)
+            entry.owned.setdefault(own.path, own)
         entry.add(rule)
         if rule.source is not entry or isinstance(rule, (GatherRule, CopyRule)):
             rule.source.sourcing.append(rule)
         if isinstance(rule, GroupRule):
             entry.group = rule
-        layout = rule.lay_out()
+        layout = rule.layout(None)
         if layout is not None:
             if entry.layout is not None:
                 raise DeclarationError(
@@ -294,10 +295,11 @@ class Graph:
         """A field by which others name a document is the caller's to write."""
         for entry in self.entries.values():
             for path in entry.named_by:
-                for maintained, rule in entry.protected.items():
+                for maintained in entry.owned:
                     if overlap(path, maintained):
+                        label = entry.owner(maintained).place.label
                         raise DeclarationError(
-                            f"{rule.place.label} is maintained, and to={path!r} finds documents of "
+                            f"{label} is maintained, and to={path!r} finds documents of "
                             f"{entry.model.__name__} by it; name a field that callers write",
                             code="reference-key",
                         )
@@ -305,13 +307,9 @@ class Graph:
     def _refuse_derived_readings(self) -> None:
         """Whatever is not stored one by one feeds nothing and maintains nothing."""
         for rule in self.rules:
-            touched = [rule.target, *(self.by_collection[name] for name in rule.watches())]
+            touched = [rule.target, *(self.by_collection[name] for name in rule.reads())]
             for entry in touched:
-                if (
-                    entry.layout is not None
-                    and type(rule).lay_out is Rule.lay_out
-                    and not rule.scope().collections
-                ):
+                if entry.layout is not None and rule.layout(None) is None and not rule.scope().collections:
                     raise DeclarationError(
                         f"{rule.place.label} would have to follow each reading of {entry.model.__name__}, "
                         "which are not stored one by one; use the statistics of its buckets, or store the "
@@ -397,15 +395,15 @@ class Graph:
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
         """The rules whose maintained fields this rule reads."""
-        for collection, paths in rule.watches().items():
+        for collection, paths in rule.reads().items():
             source = rule.source
             if source.collection != collection:
                 source = self.by_collection[collection]
-            protected = [pair for each in source.related for pair in each.protected.items()]
-            for maintained, other in protected:
-                if other is rule and paths is None:
-                    continue
-                if paths is None or any(overlap(path, maintained) for path in paths):
+            for other in dict.fromkeys(each for related in source.related for each in related.rules):
+                owned = [each.path for each in other.owns()]
+                if (paths is None and other is not rule and owned) or any(
+                    overlap(path, each) for path in paths or () for each in owned
+                ):
                     yield other
 
     def _find_watched(self, entry: Entry[Any]) -> None:
@@ -418,7 +416,7 @@ class Graph:
         ]
         copies = [rule for each in entry.related for rule in each.having(CopyRule)]
         for rule in [*entry.feeds, *own]:
-            paths = rule.watches().get(entry.collection, set())
+            paths = rule.reads().get(entry.collection, set())
             watched = None if watched is None or paths is None else watched | paths
         if watched is not None:
             watched |= {rule.reference_path for rule in copies} | {rule.path for rule in copies}
@@ -442,13 +440,24 @@ class Graph:
         entry.loops = entry.collection in reached or bool(named)
 
 
+def graph_of(rule: Rule) -> Graph:
+    """The graph in which a rule is bound."""
+    assert isinstance(rule.models, Graph)
+    return rule.models
+
+
 def _require_carrier(rule: Rule) -> None:
-    """Refuse a rule that nothing carries out: it would be ignored without a word."""
-    carried = isinstance(rule, DERIVED) or any(
-        getattr(type(rule), method) is not getattr(Rule, method)
-        for method in CARRIED_OUT
-        # Work that has no name is never due.
-        if method != "run_due" or rule.due_work
+    """Refuse a rule that nothing carries out: it would be ignored."""
+    stamps = any(owned.on_write for owned in rule.owns())
+    carried = (
+        isinstance(rule, DERIVED)
+        or stamps
+        or any(
+            getattr(type(rule), method) is not getattr(Rule, method)
+            for method in CARRIED_OUT
+            # Work that has no name is never due.
+            if method != "run_due" or rule.due_work
+        )
     )
     if not carried:
         raise DeclarationError(

@@ -225,15 +225,15 @@ def spread(graph: Models) -> None:
     families = [entry for entry in graph.entries.values() if entry.family is not None]
     rules = {entry: list(entry.rules) for entry in families}
     sourcing = {entry: list(entry.sourcing) for entry in families}
-    protected = {entry: dict(entry.protected) for entry in families}
+    owned = {entry: dict(entry.owned) for entry in families}
     for entry in families:
         entry.rules = _union(rules[each] for each in [*entry.above, entry])
         entry.sourcing = _union(sourcing[each] for each in entry.related)
         entry.forget_lookups()
-        entry.protected = {}
+        entry.owned = {}
         for each in [*entry.above, entry]:
-            entry.protected |= protected[each]
-        entry.shielded = {path: rule for each in entry.related for path, rule in protected[each].items()}
+            entry.owned |= owned[each]
+        entry.owned_in_collection = {path: one for each in entry.related for path, one in owned[each].items()}
 
 
 def _union(lists: Iterable[Iterable[R]]) -> list[R]:
@@ -307,5 +307,5 @@ def keep_paths(entry: Entry[Any]) -> None:
         return
     codec: Any = entry.codec
     watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)
-    codec.kept = sorted({*watched, *entry.protected} if not entry.plain else set())
+    codec.kept = sorted({*watched, *entry.owned} if not entry.plain else set())
     entry.plain = False

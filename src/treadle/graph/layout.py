@@ -177,6 +177,14 @@ class Layout(Generic[D]):
     ) -> Plan[D | None]:
         self._not_answered("update")
 
+    def bring_back(self, filter: Raw) -> Plan[bool]:
+        """Restore an archived document that a write is about; raises if that is refused.
+
+        Returns whether the write finds a document now.
+        """
+        return False
+        yield  # pragma: no cover
+
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
         """Update the document that matches, or store another."""
         self._not_answered("upsert", "use insert, or update")

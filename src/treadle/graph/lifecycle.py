@@ -9,14 +9,13 @@ of other documents is nobody's write of this one.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule, Touch
+from treadle.graph.pattern import Entry, Models, Owned, Pattern, Place, Rule
 from treadle.plan import Raw
-from treadle.query.paths import value_at
 
 ADVICE = " with each write of the document; leave it out"
 
@@ -82,11 +81,8 @@ class StampRule(Rule):
         self.pattern = pattern
         self._always = always
 
-    def advice(self, maintained: str) -> str:
-        return ADVICE
-
-    def touches(self, new: bool) -> dict[str, Touch]:
-        return {self.path: "now"} if new or self._always else {}
+    def owns(self) -> Sequence[Owned]:
+        return [Owned(self.path, ADVICE, on_write="now", insert_only=not self._always)]
 
 
 @dataclass(frozen=True)
@@ -106,16 +102,8 @@ class RevisionRule(Rule):
 
     pattern = "revision"
 
-    def advice(self, maintained: str) -> str:
-        return ADVICE
-
-    def touches(self, new: bool) -> dict[str, Touch]:
-        return {self.path: "next"}
-
-    def unchanged(self, raw: Raw) -> Raw:
-        known = value_at(raw, self.path)
-        # Documents from before the declaration have none.
-        return {self.path: {"$eq": known} if known else {"$in": [0, None]}}
+    def owns(self) -> Sequence[Owned]:
+        return [Owned(self.path, ADVICE, on_write="next")]
 
 
 @dataclass(frozen=True)
@@ -140,8 +128,8 @@ class SoftDeleteRule(Rule):
 
     pattern = "soft_delete"
 
-    def advice(self, maintained: str) -> str:
-        return " when the document is deleted; use delete() and restore()"
+    def owns(self) -> Sequence[Owned]:
+        return [Owned(self.path, " when the document is deleted; use delete() and restore()")]
 
     def prepare(self, raw: Raw) -> None:
         raw[self.path] = None

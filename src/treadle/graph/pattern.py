@@ -16,12 +16,12 @@ target itself, computed in Python). They are in `derived.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from inspect import isawaitable
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from bson import ObjectId
 from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
@@ -33,7 +33,7 @@ from treadle.graph.changes import Change, Changes
 from treadle.graph.events import Event
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
-from treadle.graph.outcomes import Finding, Report
+from treadle.graph.outcomes import Finding
 from treadle.graph.scope import Scope, ScopePart
 from treadle.graph.versions import VersionChain
 from treadle.model.bson_types import RESERVED, to_bson
@@ -43,7 +43,6 @@ from treadle.model.encodable import refuse_unsendable, too_deep
 from treadle.model.shape import Shape, field_shape
 from treadle.model.text import quote
 from treadle.plan import Plan, Raw, by_id
-from treadle.plan.capabilities import Capabilities
 from treadle.query.field_paths import FieldPaths
 from treadle.query.paths import ARRAYS, Path, Step
 
@@ -147,97 +146,120 @@ NOTHING: Mapping[str, str] = {}
 TRANSACTIONS: Mapping[str, str] = {"transactions": ""}
 
 
+# What a replace does with an owned path: nothing is kept of it.
+NOT_KEPT: Final = object()
+Reads: TypeAlias = Mapping[str, Set[str] | None]
+
+
+class Owned(NamedTuple):
+    """A stored path of the target that callers do not write."""
+
+    path: str
+    # How the refusal of an update ends: what maintains the path, or what to do instead.
+    advice: str = " from the document's other fields; write those instead"
+    # Whether an insert may set it.
+    insert_may_set: bool = False
+    # What a caller's own write of the document sets it to: the server's time, or one more than before.
+    on_write: Touch | None = None
+    # Whether that is done by inserts only.
+    insert_only: bool = False
+    # The first value of a path that is written all the time: a replace keeps what is stored at that moment.
+    initial: Any = NOT_KEPT
+    # Whether it is filled again after each write, so that callers may write what surrounds it.
+    refilled: bool = False
+    # Whether other rules may own it as well, such as a date of computation.
+    shared: bool = False
+
+
+class Storage(NamedTuple):
+    """What `setup()` must create for a rule, and check first."""
+
+    # For speed; an index that begins with the same keys will do.
+    indexes: Sequence[tuple[Entry[Any], IndexModel]] = ()
+    # Of the target: writes are refused while one of these is missing.
+    unique: Sequence[IndexModel] = ()
+    # Returns the error that explains what a unique index refused, if it is about this rule.
+    explain: Callable[[Exception], Exception | None] | None = None
+    # Refuses what stands in the way, before anything is changed: gets the options of the collections that
+    # exist, and the indexes that are missing, both by collection.
+    check: Callable[[Mapping[str, Raw], Mapping[str, list[IndexModel]]], Plan[None]] | None = None
+
+
+class Due(NamedTuple):
+    """A call of `run_due`: work that has become due, or that a crash left unfinished."""
+
+    kind: Literal["due", "recover"]
+    now: datetime | None = None
+    dry_run: bool = False
+
+
 class Rule:
-    """A declaration at its place."""
+    """A declaration bound to its model."""
 
     pattern: str = ""
-    # The capabilities without which it cannot be kept right, each with what to do where one is missing.
+    # The capabilities of the server that it requires, each with what to do where one is missing.
     needs: Mapping[str, str] = NOTHING
-    # Those that it makes use of, and does without.
+    # Capabilities that it uses and does without.
     uses: frozenset[str] = frozenset()
-    # Whether it can be kept right where the documents of its model are spread over shards.
+    # Whether it works where the documents of its model are spread over shards.
     across_shards = True
-    # Whether it is filled anew when something around it is written, so that callers may write that.
-    refills = False
-    # Whether its documents are deleted all together or not at all.
-    deletes_together = False
-    # Whether `record` changes other documents of the target, and so comes before what follows from them.
+    # Why documents are deleted all together or not at all, and what to do instead: how the refusal of a large
+    # deletion ends. Empty where each goes by itself.
+    deletes_together = ""
+    # Whether `record` changes other documents of the target, and so comes before what is derived from them.
     spreads = False
-    # Whether it must be told what a document was before an update; else that may be empty in a change.
+    # Whether it needs a document's state before an update; otherwise a change's `before` may be empty.
     needs_before = True
-    # What `run_due` does, for whoever lists it; empty where it does nothing.
+    # Whether `verify` examines pages of documents. Of each document a page holds this projection.
+    verifies_pages = True
+    page_projection: Mapping[str, Any] = NOTHING
+    # What `run_due` does, as listings name it. A rule without it has no work that becomes due.
     due_work = ""
+    # All models of the Store; set when the rule is bound.
+    models: Models
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.target = place.entry
-        # The model whose documents it is made of; the target itself where there is no other.
+        # The model from whose documents it is made; by default the target itself.
         self.source: Entry[Any] = place.entry
         self.path = place.stored
         self.level = 0
-        # How it is kept right: with each write, by the worker, or on a schedule.
-        # What the model's author wrote; the graph sets it.
+        # What the model's author wrote; set when the rule is bound.
         self.declared: Any = None
         self.maintain: Maintain = "write"
         self.every: timedelta | None = None
 
-    # -- what it is about: asked by the graph, by set-up and by the check of updates ----------
+    # -- declarations ---------------------------------------------------------------------------
 
-    def watches(self) -> Mapping[str, set[str] | None]:
-        """Per source collection the stored paths that feed this; None for all."""
+    def reads(self) -> Reads:
+        """Return per collection the stored paths that this is made from; None for all paths."""
         return {}
 
-    def maintained(self) -> set[str]:
-        """The stored paths of the target that only Treadle writes."""
-        return {self.path}
+    def owns(self) -> Sequence[Owned]:
+        """Return the stored paths of the target that callers do not write."""
+        return [Owned(self.path)]
 
-    def brought(self) -> set[str]:
-        """Those of the maintained paths that an insert may bring, and only an update may not."""
-        return set()
-
-    def stamps(self) -> set[str]:
-        """Stored paths that are written along, such as a date of computation."""
-        return set()
-
-    def shares(self, path: str, other: Rule) -> bool:
-        """Whether another rule may maintain the same path."""
-        return path in self.stamps() and path in other.stamps()
-
-    def advice(self, maintained: str) -> str:
-        """What a caller who wants to write a maintained path should do instead."""
-        return " from the document's other fields; write those instead"
-
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
-        """What set-up must create for this to be quick."""
-        return []
-
-    def unique_indexes(self) -> list[IndexModel]:
-        """The indexes of the target without which this could not be kept right."""
-        return []
-
-    def check(self, graph: Models) -> None:
-        """Called when all rules are bound; raises `DeclarationError` where they do not go together."""
+    def storage(self) -> Storage:
+        """Return the indexes that this needs, and what to check before `setup()` changes anything."""
+        return Storage()
 
     def scope(self) -> ScopePart:
-        """What it contributes to the scopes of the target."""
+        """Return what this contributes to the scopes of the target."""
         return ScopePart()
 
-    def bring_back(self, filter: Raw) -> Plan[bool]:
-        """Whether what a write did not find was brought back from an archive; raises where it must not be."""
-        return False
-        yield  # pragma: no cover
+    def layout(self, default: Layout[Any] | None) -> Layout[Any] | None:
+        """Return how the target's documents are stored and called, if not by the default layout.
 
-    def lay_out(self) -> Layout[Any] | None:
-        """How the target's documents are stored, where that is not one by one."""
+        Called with None when the Store is made: then a rule that stores
+        documents in another way than one by one returns its layout.
+        """
         return None
 
-    def before_setup(
-        self, existing: Mapping[str, Raw], missing: Mapping[str, list[IndexModel]]
-    ) -> Plan[None]:
-        """Refuse what stands in the way, before set-up changes anything."""
-        yield from ()
+    def check(self, graph: Models) -> None:
+        """Refuse other declarations that conflict with this one; called when all rules are bound."""
 
-    # -- writes of the target: asked by the engine --------------------------------------------
+    # -- writes of the target -------------------------------------------------------------------
 
     def prepare(self, raw: Raw) -> Any:
         """Put into a new document what it must carry; what is returned is noted in the batch."""
@@ -254,25 +276,8 @@ class Rule:
         """In the commit, after the documents are stored: what must be written beside them."""
         yield from ()
 
-    def in_pieces(self, documents: Sequence[Any], most: int) -> Plan[list[tuple[list[Any], list[Any]]]]:
-        """New documents, with what `given` holds of them, in the pieces and order in which to insert them."""
-        return []
-        yield  # pragma: no cover
-
-    def touches(self, new: bool) -> dict[str, Touch]:
-        """The stored paths that a caller's own write stamps: one of a `new` document, or of a stored one."""
-        return {}
-
-    def unchanged(self, raw: Raw) -> Raw:
-        """The condition that nobody else has written a document since the caller read it."""
-        return {}
-
     def before_replace(self, before: Raw, after: Raw) -> None:
         """Refuse a replacement that would change what only Treadle may."""
-
-    def kept(self) -> dict[str, Any]:
-        """What a replace leaves as it is stored, since others write it all the time; with a first value."""
-        return {}
 
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
         """In the commit, before these documents are deleted; raises where they must not be."""
@@ -293,80 +298,47 @@ class Rule:
         yield from ()
 
     def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
-        """In the commit, when all else was written: what goes beside documents that came, changed or went.
+        """Write, in the commit, what goes beside documents that were inserted, changed or deleted.
 
-        The net changes of the target's collection, of all kinds. A rule that
-        answers this watches the paths of its own collection that concern it.
+        Gets the net changes of the target's collection, of all kinds, after
+        everything else was written. Such a rule reads paths of its own
+        collection, or it is never asked.
         """
         yield from ()
-
-    def too_many(self, most: int) -> UsageError:
-        """The refusal of a deletion of more documents than go together."""
-        return UsageError(f"{self.place.label}: more than {most:,} documents match", code="delete-too-many")
-
-    def translate(self, error: Exception) -> Exception | None:
-        """The clear error in place of the server's, where it is about this rule."""
-        return None
-
-    # -- the worker, for rules that are maintained by stream ----------------------------------------
 
     def replay(self, events: Sequence[Event]) -> Plan[None]:
-        """The changes of the target's collection as the server tells them, in order, each once.
+        """Do the same for changes from the stream: in order, each once, if `maintain` is "stream".
 
-        In the transaction that moves the worker's position past them.
+        Runs in the transaction that stores the worker's position after these events.
         """
         yield from ()
 
-    # -- proof and repair: asked by verify, repair and rebuild; `graph` is the Graph that imports this file
+    # -- operations -----------------------------------------------------------------------------
 
-    def shown(self) -> Raw:
-        """What a page of documents shows of its field, where that is not all."""
-        return {}
-
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        """The findings in a page of documents."""
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
+        """Return the findings in a page of documents; without a page, those that no page shows."""
         return []
         yield  # pragma: no cover
 
-    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        """The findings that no page of documents shows."""
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        """Repair these documents; returns the keys of those that changed.
+
+        Without keys, at the end of a rebuild: remove what belongs to no document.
+        """
         return []
         yield  # pragma: no cover
 
-    def mend(self, graph: Any, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        """Bring these documents in order; the keys of those that changed."""
-        return []
-        yield  # pragma: no cover
-
-    def tidy(self) -> Plan[None]:
-        """The end of a rebuild: what no document has any more."""
-        yield from ()
-
-    # -- later: asked by recovery and by schedules -----------------------------------------------
-
-    def recover(
-        self, graph: Any, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
-    ) -> Plan[int]:
-        """Finish what a crash left half done; how many such things there were."""
-        return 0
-        yield  # pragma: no cover
-
-    def give_way(self, graph: Any, server: Capabilities) -> Plan[None]:
-        """Finish what stands in the way of a write that met it (`Busy`)."""
-        yield from ()
-
-    def run_due(self, server: Capabilities, now: datetime, dry_run: bool) -> Plan[int]:
-        """Do what is due at a time, or tell how much it would be; how many documents it concerned."""
+    def run_due(self, work: Due) -> Plan[int]:
+        """Do what is due, or finish what a crash interrupted. Returns the number of documents concerned."""
         return 0
         yield  # pragma: no cover
 
 
-# The methods by which something carries a rule out.
+# A rule must override one of these, derive its value, or own a path that each write sets.
 CARRIED_OUT = (
-    "lay_out", "prepare", "touches", "before_insert", "after_insert", "before_replace", "before_delete",
-    "before_restore", "after_restore",
-    "after_delete",
-    "record", "replay", "examine", "examine_all", "mend", "recover", "run_due",
+    "layout", "prepare", "before_insert", "after_insert", "before_replace", "before_delete",
+    "before_restore", "after_restore", "after_delete",
+    "record", "replay", "verify", "repair", "run_due",
 )  # fmt: skip
 
 
@@ -403,8 +375,8 @@ class Entry(Generic[D]):
         # The unique fields other than the id by which documents of others name those of this model.
         self.named_by: dict[str, Path] = {}
         # What only Treadle writes; and what is so in any document that a filter on this model may find.
-        self.protected: dict[str, Rule] = {}
-        self.shielded = self.protected
+        self.owned: dict[str, Owned] = {}
+        self.owned_in_collection = self.owned
         # The other models of its collection, and which documents are its own (`kinds.py`).
         self.family: Family | None = None
         # The entry that stands for the whole collection.
@@ -433,10 +405,11 @@ class Entry(Generic[D]):
 
     def read_only(self) -> frozenset[str]:
         """The names of the fields that nobody but Treadle writes."""
-        brought = {path for rule in self.rules for path in rule.brought()}
         fields = self.codec.by_stored
         return frozenset(
-            fields[path].name for path in self.protected if path in fields and path not in brought
+            fields[path].name
+            for path, owned in self.owned.items()
+            if path in fields and not owned.insert_may_set
         )
 
     # -- rules, by what they can do --------------------------------------------------------------
@@ -465,6 +438,16 @@ class Entry(Generic[D]):
             ]
         return self._lookups[key]
 
+    def owner(self, path: str) -> Rule:
+        """The rule of this model, or of a related one, that owns a path."""
+        return next(
+            rule
+            for each in self.related
+            for rule in each.rules
+            for owned in rule.owns()
+            if owned.path == path
+        )
+
     def answering(self, method: str) -> list[Rule]:
         """The rules of this model that answer a method of the interface."""
         if method not in self._lookups:
@@ -485,7 +468,7 @@ class Entry(Generic[D]):
     def field_paths(self) -> FieldPaths:
         """The stored paths that filters, updates and sorts may name."""
         if self._field_paths is None:
-            self._field_paths = FieldPaths(self.codec, self.shielded, self.watched)
+            self._field_paths = FieldPaths(self.codec, self.owned_in_collection, self.watched)
         return self._field_paths
 
     def add(self, rule: Rule) -> None:
@@ -501,7 +484,7 @@ class Entry(Generic[D]):
     @property
     def kept(self) -> dict[str, Any]:
         """What a replace leaves as it is stored."""
-        return {path: value for rule in self.answering("kept") for path, value in rule.kept().items()}
+        return {path: owned.initial for path, owned in self.owned.items() if owned.initial is not NOT_KEPT}
 
     # -- kinds ---------------------------------------------------------------------------------
 

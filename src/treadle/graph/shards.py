@@ -49,7 +49,7 @@ class Shards:
     def check(self, rules: Iterable[Rule]) -> None:
         """Refuse rules that cannot be maintained in a sharded collection."""
         for rule in rules:
-            collections = {rule.target.collection, *rule.watches()} & self.keys.keys()
+            collections = {rule.target.collection, *rule.reads()} & self.keys.keys()
             if collections and not rule.across_shards:
                 raise DeclarationError(
                     f"{rule.place.label}: {rule.pattern} cannot be kept in {min(collections)}, which is "

@@ -7,20 +7,18 @@ one that the index serves. How filters, updates and sorts are translated is in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.errors import DeclarationError
-from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import STATE, Entry, Models, Pattern, Place, Rule
+from treadle.graph.pattern import STATE, Models, Owned, Pattern, Place, Reads, Rule, Storage
 from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
-from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import identical
 from treadle.query.paths import value_at
 
@@ -50,16 +48,16 @@ class AttributesRule(Rule):
 
     pattern = "attributes"
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: set()}
 
-    def maintained(self) -> set[str]:
+    def owns(self) -> Sequence[Owned]:
         # The pairs are the caller's own.
-        return {f"{STATE}.{self.path}"}
+        return [Owned(f"{STATE}.{self.path}")]
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+    def storage(self) -> Storage:
         keys = [(f"{self.path}.k", ASCENDING), (f"{self.path}.v", ASCENDING)]
-        return [(self.target, IndexModel(keys, storageEngine=COMPRESSED))]
+        return Storage(indexes=[(self.target, IndexModel(keys, storageEngine=COMPRESSED))])
 
     def check(self, graph: Models) -> None:
         family = self.target.family.members if self.target.family is not None else []
@@ -74,9 +72,9 @@ class AttributesRule(Rule):
 
     # -- proof and repair ----------------------------------------------------------------------------
 
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
         findings = []
-        for document in documents:
+        for document in page or ():
             stored = value_at(document, self.path)
             expected = in_order(stored)
             if not identical(stored, expected):
@@ -85,11 +83,12 @@ class AttributesRule(Rule):
         return findings
         yield  # pragma: no cover (a plan that asks for nothing)
 
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        if keys is None:
+            return []
         operations, changed = [], []
-        for document in (
-            yield from find(self.target.collection, {"_id": {"$in": list(keys)}}, {self.path: 1})
-        ):
+        chosen = {"_id": {"$in": list(keys)}}
+        for document in (yield from find(self.target.collection, chosen, {self.path: 1})):
             stored = value_at(document, self.path)
             expected = in_order(stored)
             if not identical(stored, expected):

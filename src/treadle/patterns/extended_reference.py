@@ -23,7 +23,7 @@ from pymongo import ASCENDING, IndexModel
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_choice, check_maintenance
 from treadle.graph.derived import CopyRule, OnDelete
-from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw
@@ -194,17 +194,16 @@ class ReferenceRule(CopyRule):
     def optional(self) -> bool:
         return self.place.field.shape.optional
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         watched = {each.source for each in self.copied if not each.snapshot}
         return {self.source.collection: watched if self.to == "_id" else watched | {self.to}}
 
-    def maintained(self) -> set[str]:
-        if self.holds_reference:
-            return {f"{self.path}.{each.card}" for each in self.copied}
-        return {self.path}
+    def copied_paths(self) -> Sequence[str]:
+        return [f"{self.path}.{each.card}" for each in self.copied] if self.holds_reference else [self.path]
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
-        return [(self.target, IndexModel([(self.reference_path, ASCENDING), ("_id", ASCENDING)]))]
+    def storage(self) -> Storage:
+        index = IndexModel([(self.reference_path, ASCENDING), ("_id", ASCENDING)])
+        return Storage(indexes=[(self.target, index)])
 
     @property
     def guards_source(self) -> bool:

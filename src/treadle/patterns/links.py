@@ -20,13 +20,11 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.calls import RelatingRule
 from treadle.graph.changes import Before, Change, Changes
-from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import REVISION, TRANSACTIONS, Entry, Models, Pattern, Place, Rule
+from treadle.graph.pattern import REVISION, TRANSACTIONS, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Image
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
-from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve
 
@@ -76,11 +74,11 @@ class LinksRule(RelatingRule):
 
     # -- what it is about ---------------------------------------------------------------------------
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: {self.field}}
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
-        return [(self.target, IndexModel([(self.field, ASCENDING)]))]
+    def storage(self) -> Storage:
+        return Storage(indexes=[(self.target, IndexModel([(self.field, ASCENDING)]))])
 
     def check(self, graph: Models) -> None:
         if self.target.everything.archive is not None:
@@ -207,7 +205,7 @@ class LinksRule(RelatingRule):
 
     # -- proof and repair ----------------------------------------------------------------------------
 
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
         return [
             Finding(
                 self.pattern,
@@ -217,11 +215,13 @@ class LinksRule(RelatingRule):
                 each.get(self.field),
                 right,
             )
-            for each, right in (yield from self._wrong(documents))
+            for each, right in (yield from self._wrong(page or ()))
         ]
 
     def _wrong(self, documents: Sequence[Raw]) -> Plan[list[tuple[Raw, list[Any]]]]:
         """The documents whose links are not what the other ends say, with what they should be."""
+        if not documents:
+            return []
         entry, keys = self.target, [each["_id"] for each in documents]
         linked = [other for each in documents for other in self.links(each).values()]
         shown = {**entry.identifying, self.field: 1}
@@ -248,10 +248,10 @@ class LinksRule(RelatingRule):
                 wrong.append((each, right))
         return wrong
 
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
         def attempt() -> Plan[list[Any]]:
             documents = yield from find(
-                self.target.collection, {"_id": {"$in": list(keys)}, **self.target.targets.filter()}
+                self.target.collection, {"_id": {"$in": list(keys or ())}, **self.target.targets.filter()}
             )
             wrong = yield from self._wrong(documents)
             operations = [
@@ -262,4 +262,4 @@ class LinksRule(RelatingRule):
                 yield from bulk_write(self.target.collection, operations)
             return [each["_id"] for each, _ in wrong]
 
-        return (yield from transact(attempt))
+        return (yield from transact(attempt)) if keys else []

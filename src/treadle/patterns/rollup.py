@@ -162,7 +162,7 @@ class RollupRule(GroupRule):
                 "with their groups alone: use on_delete='keep'",
                 code="rollup-field",
             )
-        for name in _unfilled(entry.codec, "", [*entry.protected]):
+        for name in _unfilled(entry.codec, "", [*entry.owned]):
             raise DeclarationError(
                 f"{entry.model.__name__}.{name} is neither a key nor computed, and has no default; "
                 "a rollup's documents are made by Treadle, which would not know what to put there",

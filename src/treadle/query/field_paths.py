@@ -35,13 +35,15 @@ class Unchecked(dict[str, Any]):
 
 
 class Maintained(Protocol):
-    """A rule, as far as updates of its values are concerned."""
+    """An owned path, as far as updates of it are concerned."""
 
-    # Whether the value is filled again after a write, so that callers may write what surrounds it.
-    refills: bool
+    @property
+    def refilled(self) -> bool:
+        """Whether the value is filled again after a write, so that callers may write what surrounds it."""
 
-    def advice(self, maintained: str) -> str:
-        """Return what a caller should do instead of writing this path."""
+    @property
+    def advice(self) -> str:
+        """What a caller should do instead of writing this path."""
 
 
 class Refusal(NamedTuple):
@@ -184,18 +186,18 @@ class FieldPaths(dict[str, FieldPath]):
 
     def _maintenance(self, short: str) -> Refusal | None:
         """Return why a path may not be updated, if Treadle maintains it or a part of it."""
-        for maintained, rule in self.maintained.items():
+        for maintained, owned in self.maintained.items():
             if overlap(short, maintained) and not self._surrounds(short, maintained):
                 return Refusal(
                     f"which cannot be updated, because Treadle maintains {self.model}.{maintained}"
-                    f"{rule.advice(maintained)}",
+                    f"{owned.advice}",
                     code="field-maintained",
                 )
         return None
 
     def _surrounds(self, short: str, maintained: str) -> bool:
         """Whether callers may write this path although it contains a maintained one."""
-        return self.maintained[maintained].refills and maintained.startswith(f"{short}.")
+        return self.maintained[maintained].refilled and maintained.startswith(f"{short}.")
 
 
 def _judges(by_kind: Sequence[Sequence[FieldType]]) -> list[FieldType]:

@@ -166,7 +166,7 @@ class Watch:
         """The rules that read or maintain a collection which was dropped or renamed."""
         named = {raw.get(end) for end in ("coll", "to")}
         whole = raw["operationType"] in ("dropDatabase", "invalidate")
-        return {rule for rule in self.rules if whole or {rule.target.collection, *rule.watches()} & named}
+        return {rule for rule in self.rules if whole or {rule.target.collection, *rule.reads()} & named}
 
 
 class _Watcher:
@@ -215,7 +215,7 @@ class _Gathered(_Watcher):
 
     def add(self, rule: GatherRule) -> None:
         self.rules.append(rule)
-        self.watch(None if self.whole else rule.watches().get(self.collection, ()))
+        self.watch(None if self.whole else rule.reads().get(self.collection, ()))
 
     def count(self) -> None:
         """See of inserted sources what they add, where that can be added to a total."""
@@ -265,7 +265,7 @@ class _Copied(_Watcher):
         super().__init__(rule.source)
         self.rule = rule
         older = rule.source.versions.may_change
-        self.watch(None if older else rule.watches().get(self.collection, ()))
+        self.watch(None if older else rule.reads().get(self.collection, ()))
         self.shown = set() if rule.to == "_id" else {rule.to}
 
     def note(self, event: Event, dirty: Dirty) -> None:
@@ -307,8 +307,8 @@ class _Own(_Watcher):
         self.shown = set(entry.group.key.targets) if entry.group is not None else set()
 
     def add(self, rule: Rule) -> None:
-        self.maintained |= rule.maintained()
-        inputs = rule.watches()[self.collection] if isinstance(rule, (FormulaRule, LocalRule)) else set()
+        self.maintained.update(owned.path for owned in rule.owns())
+        inputs = rule.reads()[self.collection] if isinstance(rule, (FormulaRule, LocalRule)) else set()
         if isinstance(rule, GatherRule) and rule.to is not None:
             inputs = {rule.to}
         if isinstance(rule, CopyRule):

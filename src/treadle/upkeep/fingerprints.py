@@ -27,8 +27,8 @@ FINGERPRINT_BYTES = 8
 
 def fingerprint(rule: Rule) -> str:
     """What tells one declaration of a value from another."""
-    paths = sorted(rule.maintained())
-    said = repr((_plain(rule.declared), paths, _plain(rule.watches())))
+    paths = sorted(owned.path for owned in rule.owns())
+    said = repr((_plain(rule.declared), paths, _plain(rule.reads())))
     return hashlib.blake2b(said.encode(), digest_size=FINGERPRINT_BYTES).hexdigest()
 
 
@@ -54,7 +54,7 @@ def compare(graph: Graph, actions: list[Action]) -> Plan[None]:
     known = {row["_id"]: row for row in (yield from find(COLLECTION, {"kind": "rule"}))}
     operations = []
     for rule in graph.rules:
-        if not isinstance(rule, DERIVED) or not rule.maintained():
+        if not isinstance(rule, DERIVED) or not rule.owns():
             continue
         label, now = rule.place.label, fingerprint(rule)
         row = known.get(label)

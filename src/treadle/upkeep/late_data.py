@@ -255,7 +255,7 @@ def _watched(group: GroupRule) -> set[str] | None:
     """The source's fields on which any value of the rollup depends; None for all."""
     watched = filter_references(group.where) or set()
     for rule in group.target.having(GatherRule):
-        paths = rule.watches()[group.source.collection]
+        paths = rule.reads()[group.source.collection]
         if paths is None:
             return None
         watched |= {plain(path) for path in paths}

@@ -27,7 +27,7 @@ def signature(rule: Rule) -> str:
     # One on a field; that of a class is known by what it maintains.
     marked = any(isinstance(mark, Pattern) for mark in rule.place.field.shape.metadata)
     declared = [rule.declared] if marked else []
-    watched = {name: sorted(paths or ()) for name, paths in sorted(rule.watches().items())}
+    watched = {name: sorted(paths or ()) for name, paths in sorted(rule.reads().items())}
     copied = [getattr(rule, name, None) for name in ("copied", "card")]
     described = repr((declared, rule.target.collection, rule.path, watched, copied))
     return f"{rule.place.label}:{zlib.crc32(described.encode()):08x}"

@@ -104,7 +104,7 @@ def rebuild(
 
 def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Report | None) -> Plan[int]:
     bounds = yield from scheduled_bounds(entry)
-    if bounds is NOT_YET or not (examined(entry) or entry.answering("mend") or own(entry, "tidy")):
+    if bounds is NOT_YET or not (examined(entry) or entry.answering("repair")):
         # Of a scheduled model the first run computes it.
         return 0
 
@@ -113,8 +113,8 @@ def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Repo
         yield from mend(graph, server, entry, keys)
 
     visited = yield from go_through(entry, _page(entry), visit, report)
-    for rule in own(entry, "tidy"):
-        yield from around(rule.place.label, entry.collection, None, rule.tidy())
+    for rule in own(entry, "repair"):
+        yield from around(rule.place.label, entry.collection, None, rule.repair(None))
     if entry.group is not None:
         # Groups that have no document yet, or too many.
         keys = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
@@ -204,22 +204,19 @@ def mend(
     for some in chunks(keys, _page(entry)):
         if before is not None:
             yield from before()
-        for rule in entry.answering("mend"):
+        for rule in entry.answering("repair"):
             if rule not in without:
-                changed += yield from _mend_by_rule(graph, server, rule, some)
+                changed += yield from _repair_by_rule(rule, some)
         if Recomputation.of(entry, None, without).rules:
             changed += yield from Commit(graph, server).mend(entry, some, without)
     return distinct(changed)
 
 
-def _mend_by_rule(graph: Graph, server: Capabilities, rule: Rule, keys: Sequence[Any]) -> Plan[list[Any]]:
-    """Let a rule bring documents in order; one that stands in the way is set aside."""
-
-    def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
-        return rule.mend(graph, server, some)
+def _repair_by_rule(rule: Rule, keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Let a rule repair documents; one that cannot be repaired is set aside."""
 
     def alone(key: Any, error: Exception) -> Plan[list[Any]]:
         yield from set_aside(rule.place.label, rule.target.collection, key, error)
         return []
 
-    return (yield from in_pieces(keys, attempt, alone))
+    return (yield from in_pieces(keys, rule.repair, alone))

@@ -75,7 +75,7 @@ def _rows(graph: Graph, conditions: Sequence[Raw]) -> Plan[list[Raw]]:
 
 def _read_by(entry: Entry[Any]) -> set[str]:
     """The collections that the rules of a model write and read."""
-    return {entry.collection}.union(*(rule.watches() for rule in entry.rules))
+    return {entry.collection}.union(*(rule.reads() for rule in entry.rules))
 
 
 def _is_named(graph: Graph, row: Raw) -> bool:

@@ -28,7 +28,7 @@ from treadle.engine.version_upgrade import has_outdated
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.pattern import Due, Entry, Rule
 from treadle.graph.quarantine import code_of
 from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
@@ -129,7 +129,7 @@ class Scheduler:
             at = given or (yield from clock())
             ran = Ran(f"{name} {rule.due_work}", rule.pattern, name, (), at)
             try:
-                number = yield from rule.run_due(self.server, at, dry_run)
+                number = yield from rule.run_due(Due("due", at, dry_run))
             except Exception as error:
                 if not _ends_one_job(error):
                     raise

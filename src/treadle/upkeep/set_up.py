@@ -87,7 +87,9 @@ def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[
         missing[entry.collection], changes[entry.collection] = compare_indexes(entry, present)
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
     for rule in graph.rules:
-        yield from rule.before_setup(existing, missing)
+        check = rule.storage().check
+        if check is not None:
+            yield from check(existing, missing)
     actions: list[Action] = []
     for entry in entries:
         if entry.layout is not None:

@@ -53,7 +53,7 @@ class Pending:
 
     def of(self, rule: Rule) -> tuple[Lag, int]:
         """How far behind one rule is, and how many documents changed that concern it."""
-        concerned = {*rule.watches(), rule.target.collection} & self.events.keys()
+        concerned = {*rule.reads(), rule.target.collection} & self.events.keys()
         # A server without a clock in its history tells no seconds.
         seconds = max((self.seconds.get(name, 0.0) for name in concerned), default=0.0)
         number = sum(self.events[name] for name in concerned)
@@ -129,7 +129,7 @@ class Status:
 
 def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Plan[Status]:
     """How the maintenance of all rules stands."""
-    rules = [rule for rule in graph.rules if rule.maintained()]
+    rules = [rule for rule in graph.rules if rule.owns()]
     seen = _Seen()
     if any(rule.maintain == "stream" for rule in rules) and server.streams:
         seen.waiting = yield from pending(graph, name)

@@ -72,9 +72,8 @@ def verify(
         if bounds is NOT_YET:
             # Nothing has been computed yet, so that nothing can be wrong.
             continue
-        for rule in own(entry, "examine_all"):
-            label, examining = rule.place.label, rule.examine_all(server, report)
-            findings += (yield from around(label, entry.collection, None, examining)) or []
+        for rule in own(entry, "verify"):
+            findings += (yield from around(rule.place.label, entry.collection, None, rule.verify(None))) or []
         if examined(entry):
             findings += yield from _verify_pages(graph, server, entry, bounds, report)
         if entry.group is not None:
@@ -89,7 +88,8 @@ def own(entry: Entry[Any], method: str) -> list[Rule]:
 
 def examined(entry: Entry[Any]) -> bool:
     """Whether the documents of a model are looked at page by page."""
-    return bool(entry.answering("examine") or Recomputation.of(entry).rules)
+    by_rules = any(rule.verifies_pages for rule in entry.answering("verify"))
+    return by_rules or bool(Recomputation.of(entry).rules)
 
 
 def _verify_pages(
@@ -237,8 +237,8 @@ def _same_finding(one: Finding, other: Finding) -> bool:
 def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these current documents."""
     findings: list[Finding] = []
-    for rule in entry.answering("examine"):
-        findings += yield from rule.examine(documents)
+    for rule in entry.answering("verify"):
+        findings += yield from rule.verify(documents)
     recomputation = Recomputation.of(entry)
     expected = yield from recomputation.expected(server, documents)
     group, is_correct = entry.group, recomputation.is_correct

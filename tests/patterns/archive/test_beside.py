@@ -1,4 +1,7 @@
-"""Archives beside other patterns, and the other words of `find`."""
+"""Archives beside other patterns, and the other words of `find`.
+
+Covers: patterns/archive/layout
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Annotated, Any
 
 from tests.patterns.archive.models import NOW, OLD, YEAR, Letter
 from treadle import Archive, Attributes, Document, History, Limits, Store
+from treadle.engine.document_layout import layout_of
 from treadle.patterns.archive import moves
 
 
@@ -96,7 +100,7 @@ def test_a_write_finds_a_document_that_moves_while_it_looks_for_it(database, mon
         return find_one(collection, *rest)
 
     monkeypatch.setattr(moves, "find_one", look)
-    (rule,) = store.graph.entry(Letter).answering("bring_back")
-    assert store.runner.run(rule.bring_back({"_id": 1}))
+    layout = layout_of(store.graph.entry(Letter), store.protocol)
+    assert store.runner.run(layout.bring_back({"_id": 1}))
     assert [] == racing
     assert "read" == store.update(Letter, 1, {"$set": {"text": "read"}}).text

@@ -1,4 +1,7 @@
-"""Tree writes that the server, a validator or a limit refuses: they are told, and stop nothing else."""
+"""Tree writes that the server, a validator or a limit refuses: they are told, and stop nothing else.
+
+Covers: patterns/tree/layout
+"""
 
 from __future__ import annotations
 

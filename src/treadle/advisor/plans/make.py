@@ -132,7 +132,7 @@ def _set_up(indexes: dict[str, list[str]], documents: int, seconds: float) -> St
 
 
 def _fill(entry: Entry[Any], documents: int, seconds: float) -> Step:
-    fields = names(sorted({path for rule in entry.rules for path in rule.maintained()}))
+    fields = names(sorted({owned.path for rule in entry.rules for owned in rule.owns()}))
     return Step(
         f"fill {entry.collection}",
         "fill",

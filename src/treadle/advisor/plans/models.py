@@ -148,7 +148,7 @@ class _Merge:
             needed = [
                 tuple(index.document["key"].items())
                 for rule in graph.rules
-                for source, index in rule.indexes()
+                for source, index in rule.storage().indexes
                 if source.collection == each.collection
             ]
             each.prune_indexes(needed)

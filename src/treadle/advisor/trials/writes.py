@@ -167,10 +167,10 @@ class WriteTrial:
 def maintained(store: Store, collection: str) -> frozenset[str]:
     """The fields of a collection that only Treadle writes."""
     paths = [
-        path
+        owned.path
         for rule in store.graph.rules
         if rule.target.collection == collection
-        for path in rule.maintained()
+        for owned in rule.owns()
     ]
     return frozenset({RESERVED, *(path.partition(".")[0] for path in paths)})
 

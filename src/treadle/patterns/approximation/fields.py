@@ -178,7 +178,7 @@ class CounterFields(CounterRule):
     def beginning(self, key: Any) -> Raw:
         """What an upsert stores beside the key and the counter: the model's own defaults, as plain paths."""
         values: Raw = {}
-        _flatten(_defaults(self, key), "", {self.path, self.by_path, *self.stamps()}, values)
+        _flatten(_defaults(self, key), "", {self.by_path, *(owned.path for owned in self.owns())}, values)
         return values
 
 

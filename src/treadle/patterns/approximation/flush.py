@@ -90,7 +90,7 @@ def apply(rule: CounterFields, sums: Sums, ledger: Changes) -> Plan[dict[Any, An
 
 def _written(rule: CounterFields) -> set[str]:
     """The paths that adding to a counter writes."""
-    return {*rule.maintained(), *rule.stamps(), *counted(rule.target)}
+    return {*(owned.path for owned in rule.owns()), *counted(rule.target)}
 
 
 def _bring_up(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:

@@ -11,7 +11,7 @@ The number belongs to `store.counter(…)`; how it is written is in `flush.py`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,14 +20,13 @@ from pymongo import IndexModel
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_whole_number
-from treadle.graph.graph import Graph
-from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule
+from treadle.graph.graph import graph_of
+from treadle.graph.outcomes import Finding
+from treadle.graph.pattern import Models, Owned, Pattern, Place, Reads, Rule, Storage
 from treadle.patterns.approximation import inspection
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.handle import CounterHandle
-from treadle.plan import Plan, Raw
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, server_facts
 
 Buffering = Literal["memory", "durable", "sampled"]
 
@@ -72,36 +71,30 @@ class Approximate(Pattern):
 class ApproximateRule(CounterFields):
     """A counter, as the rest of Treadle asks for it."""
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: set()}
 
-    def stamps(self) -> set[str]:
-        return {self.flushed_path} if self.flushed_path else set()
+    def owns(self) -> Sequence[Owned]:
+        advice = f"; call store.counter({self.target.model.__name__}, {self.name!r}).add(id, n) instead"
+        flushed = [Owned(self.flushed_path, advice, initial=None, shared=True)] if self.flushed_path else []
+        return [Owned(self.path, advice, initial=self.zero), *flushed]
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+    def storage(self) -> Storage:
+        if self.by_path == "_id":
+            return Storage()
         # Two documents for one key would each hold a part of its count.
-        return [] if self.by_path == "_id" else [(self.target, IndexModel([(self.by_path, 1)], unique=True))]
-
-    def advice(self, maintained: str) -> str:
-        return f"; call store.counter({self.target.model.__name__}, {self.name!r}).add(id, n) instead"
-
-    def kept(self) -> dict[str, Any]:
-        return {self.path: self.zero, **dict.fromkeys(self.stamps())}
+        return Storage(indexes=[(self.target, IndexModel([(self.by_path, 1)], unique=True))])
 
     def calls(self, protocol: WriteProtocol) -> CounterHandle:
         return CounterHandle(self, protocol)
 
     # -- proof and repair ----------------------------------------------------------------------
 
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        return inspection.examine(self, documents)
-        yield  # pragma: no cover (a plan that asks for nothing)
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
+        return (yield from inspection.overdue(self)) if page is None else inspection.examine(self, page)
 
-    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        return inspection.overdue(self)
-
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        return inspection.mend(graph, server, self, keys)
-
-    def tidy(self) -> Plan[None]:
-        return inspection.forget_old_writers(self)
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        if keys is not None:
+            return (yield from inspection.mend(graph_of(self), (yield from server_facts()), self, keys))
+        yield from inspection.forget_old_writers(self)
+        return []

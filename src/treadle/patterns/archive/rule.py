@@ -10,12 +10,13 @@ move is in `moves.py`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
 
+from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
@@ -24,14 +25,14 @@ from treadle.graph.binding import check_choice
 from treadle.graph.calls import ArrayRule, CounterRule, HierarchyRule, PastRule
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
-from treadle.graph.graph import Graph
+from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import TRANSACTIONS, Entry, Models, Pattern, Place, Rule
+from treadle.graph.pattern import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Role, ScopePart
 from treadle.patterns.archive import inspection, moves
+from treadle.patterns.archive.layout import ArchiveLayout
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Plan, Raw, find_one
-from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, DuplicateKey
 
 
@@ -77,19 +78,21 @@ class ArchiveRule(ArchivePlaces):
     # By which a reader of both places sees one moment.
     uses = frozenset({"snapshots"})
     due_work = "archive old documents"
+    # Only a look at both collections shows a document that is in both.
+    verifies_pages = False
 
     # -- what it is about --------------------------------------------------------------------------
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: set()}
 
     def scope(self) -> ScopePart:
         roles: set[Role] = {"sources", "everything"} if self.declared.counted else {"everything"}
         return ScopePart(collections={self.into: frozenset(roles)})
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+    def storage(self) -> Storage:
         due = [(self.target, IndexModel([(self.by, ASCENDING)]))]
-        return [*due, *((self.side, each) for each in self._needed_indexes())]
+        return Storage(indexes=[*due, *((self.side, each) for each in self._needed_indexes())])
 
     def _needed_indexes(self) -> list[IndexModel]:
         """By which filters, and derived values, find what is archived."""
@@ -98,7 +101,7 @@ class ArchiveRule(ArchivePlaces):
             index
             for rule in self.graph.rules
             if not isinstance(rule, others)
-            for source, index in rule.indexes()
+            for source, index in rule.storage().indexes
             if source.collection == self.target.collection
         ]
 
@@ -168,8 +171,10 @@ class ArchiveRule(ArchivePlaces):
             advice=f"the other {name} is archived in {self.into}; restore that one, or choose another value",
         )
 
-    def bring_back(self, filter: Raw) -> Plan[bool]:
-        return moves.bring_back(self, filter)
+    def layout(self, default: Layout[Any] | None) -> Layout[Any] | None:
+        if self.target.layout is not None or not isinstance(default, DocumentLayout):
+            return None
+        return ArchiveLayout(self, default)
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -179,13 +184,13 @@ class ArchiveRule(ArchivePlaces):
     def restore(self, protocol: WriteProtocol, id: Any) -> Plan[Any]:
         return moves.restore(self, id)
 
-    def run_due(self, server: Capabilities, now: dt.datetime, dry_run: bool) -> Plan[int]:
-        return moves.archive(self, now, None, dry_run)
+    def run_due(self, work: Due) -> Plan[int]:
+        return (yield from moves.archive(self, work.now, None, work.dry_run)) if work.kind == "due" else 0
 
     # -- proof and repair ----------------------------------------------------------------------------
 
-    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        return inspection.doubled(self)
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
+        return (yield from inspection.doubled(self)) if page is None else []
 
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        return inspection.mend(self, keys)
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        return (yield from inspection.mend(self, keys)) if keys is not None else []

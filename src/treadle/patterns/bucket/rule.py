@@ -9,12 +9,13 @@ How is in the other files of this folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from treadle.graph.pattern import Models, Pattern, Place, Rule
+from treadle.graph.layout import Layout
+from treadle.graph.pattern import Models, Owned, Pattern, Place, Rule
 from treadle.patterns.bucket.layout import BucketLayout
 from treadle.patterns.bucket.spec import FieldNames, Spec, refuse_others
 
@@ -61,8 +62,8 @@ class BucketRule(Rule):
         super().__init__(place)
         self._layout = BucketLayout[Any](Spec(declared, self.target))
 
-    def maintained(self) -> set[str]:
-        return set()
+    def owns(self) -> Sequence[Owned]:
+        return []
 
-    def lay_out(self) -> BucketLayout[Any]:
+    def layout(self, default: Layout[Any] | None) -> BucketLayout[Any]:
         return self._layout

@@ -8,13 +8,14 @@ indexes, validators) is refused here with a sentence that names the choice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from treadle.graph.pattern import Models, Pattern, Place, Rule
+from treadle.graph.layout import Layout
+from treadle.graph.pattern import Models, Owned, Pattern, Place, Rule
 from treadle.patterns.bucket.native import NativeLayout
 from treadle.patterns.bucket.spec import FieldNames, refuse_others
 
@@ -58,8 +59,8 @@ class TimeSeriesRule(Rule):
         super().__init__(place)
         self._layout: NativeLayout[Any] = NativeLayout(self.target, declared)
 
-    def maintained(self) -> set[str]:
-        return set()
+    def owns(self) -> Sequence[Owned]:
+        return []
 
-    def lay_out(self) -> NativeLayout[Any]:
+    def layout(self, default: Layout[Any] | None) -> NativeLayout[Any]:
         return self._layout

@@ -9,7 +9,7 @@ from typing import Any
 from pymongo import DESCENDING
 
 from treadle.engine.burials import Restore
-from treadle.engine.document_layout import DocumentLayout
+from treadle.engine.document_layout import layout_of
 from treadle.engine.kinds import ChangeKind
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.replaces import Replace
@@ -89,7 +89,7 @@ class HistoryHandle:
         whole, key = self.rule.target, self.entry.identity(id)
         document = (yield from load(whole, [(yield from self._document_of(key, revision))]))[0]
         graph = self.protocol.graph
-        layout: DocumentLayout[Any] = DocumentLayout(graph.entry(type(document)), self.protocol)
+        layout = layout_of(graph.entry(type(document)), self.protocol)
         stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
         if stored is None and (yield from layout.bring_back(by_id(key))):
             stored = yield from find_one(whole.collection, by_id(key), whole.identifying)

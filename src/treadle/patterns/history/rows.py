@@ -93,7 +93,7 @@ class HistoryRows(Rule):
             for rule in entry.rules
             # Arrays and trees are written by callers, in calls of their own.
             if rule is not self and not isinstance(rule, (ArrayRule, HierarchyRule))
-            for path in [*rule.maintained(), *rule.stamps()]
+            for path in (owned.path for owned in rule.owns())
         }
 
     def state(self, document: Raw) -> Raw:

@@ -22,14 +22,12 @@ from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.calls import PastRule
 from treadle.graph.changes import Change, Changes
 from treadle.graph.events import Event
-from treadle.graph.graph import Graph
-from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import TRANSACTIONS, Entry, Models, Pattern, Place, Rule
+from treadle.graph.outcomes import Finding
+from treadle.graph.pattern import TRANSACTIONS, Due, Entry, Models, Pattern, Place, Reads, Rule
 from treadle.patterns.history import followed, inspection, trimming
 from treadle.patterns.history.handle import HistoryHandle
 from treadle.patterns.history.rows import HistoryRows
 from treadle.plan import Plan, Raw
-from treadle.plan.capabilities import Capabilities
 
 KEEP_MAX = 1_000_000
 
@@ -68,28 +66,25 @@ class HistoryRule(HistoryRows, PastRule):
         if declared.keep is not None:
             self.due_work = "remove states that keep= no longer holds"
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: None}
 
     def calls(self, protocol: WriteProtocol, entry: Entry[Any]) -> HistoryHandle:
         return HistoryHandle(self, protocol, entry)
 
-    def run_due(self, server: Capabilities, now: dt.datetime, dry_run: bool) -> Plan[int]:
-        return trimming.trim(self, now, dry_run)
+    def run_due(self, work: Due) -> Plan[int]:
+        return (yield from trimming.trim(self, work.now, work.dry_run)) if work.now is not None else 0
 
     # -- proof and repair ----------------------------------------------------------------------------
 
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        return inspection.examine(self, documents)
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
+        return inspection.examine_rows(self) if page is None else inspection.examine(self, page)
 
-    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        return inspection.examine_rows(self)
-
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        return inspection.mend(self, keys)
-
-    def tidy(self) -> Plan[None]:
-        return inspection.tidy(self)
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        if keys is not None:
+            return (yield from inspection.mend(self, keys))
+        yield from inspection.tidy(self)
+        return []
 
 
 class WrittenHistory(HistoryRule):

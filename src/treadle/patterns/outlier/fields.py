@@ -42,12 +42,13 @@ class OutlierFields(ArrayRule):
                 code="maintained-type",
             )
         self.limit: int = declared.limit
+        self.page_projection = {self.path: {"$slice": self.limit + 1}}
         # With no more embedded than `low`, items come back from the overflow until `refilled` are embedded:
         # less than the limit, so that it does not swing.
         self.low = (self.limit - 1) // 2
         self.refilled = max(1, self.limit * 3 // 4)
         self.page_size: int = declared.page_size
-        self.layout = declared.layout
+        self.form = declared.layout
         self.unique = declared.unique
         item = shape.items[0] if shape.items else None
         # Whether no page of such items takes more bytes than it may.
@@ -72,10 +73,10 @@ class OutlierFields(ArrayRule):
         self.owner, self.item = self._names(place, declared)
         # Of an overflow document: the field of its items, or its one item; of its number; and of that in the
         # other layout.
-        names = (self.field, "page", "position") if self.layout == "page" else (self.item, "position", "page")
+        names = (self.field, "page", "position") if self.form == "page" else (self.item, "position", "page")
         self.content, self.order, self.other_order = names
         # The embedded part is the first page.
-        self.before_first = 1 if self.layout == "page" else 0
+        self.before_first = 1 if self.form == "page" else 0
         arguments = get_args(place.field.info.annotation)
         self._item_type: Any = arguments[0] if arguments else Any
         self._list_type: Any = list[self._item_type]  # type: ignore[name-defined]
@@ -124,7 +125,7 @@ class OutlierFields(ArrayRule):
         identity: Any = place.entry.model.__pydantic_fields__["id"].rebuild_annotation()
         annotations: dict[str, Any] = {"owner": Annotated[identity, Field(alias=self.owner)], self.order: int}
         indexes = [IndexModel([(self.owner, 1), (self.order, 1)], unique=True)]
-        if self.layout == "page":
+        if self.form == "page":
             annotations |= {"items": Annotated[self._list_type, Field(alias=self.field)], "count": int}
         else:
             annotations["content"] = Annotated[self._item_type, Field(alias=self.item)]
@@ -229,14 +230,14 @@ class OutlierFields(ArrayRule):
         if self.content not in document and self.other_order in document:
             raise self.other_layout()
         items = document.get(self.content)
-        if self.layout == "documents":
+        if self.form == "documents":
             return [items] if self.item in document else []
         return items if isinstance(items, list) else []
 
     def other_layout(self) -> DataError:
-        stored = "page" if self.layout == "documents" else "documents"
+        stored = "page" if self.form == "documents" else "documents"
         return DataError(
-            f"{self.place.label} has layout={self.layout!r}, but {self.collection} holds overflow in the "
+            f"{self.place.label} has layout={self.form!r}, but {self.collection} holds overflow in the "
             f"layout {stored!r}; declare layout={stored!r} again, or read the items with it and insert the "
             "documents anew with another overflow=",
             code="overflow-layout",
@@ -246,10 +247,10 @@ class OutlierFields(ArrayRule):
         """New overflow documents for items, without ids, and the number of the last."""
         number = self.before_first if last is None else last
         made: list[Raw] = []
-        size = self.page_size if self.layout == "page" else 1
+        size = self.page_size if self.form == "page" else 1
         for part in cut(items, size, self.limits.array_bytes_max):
             number += 1
-            held = {self.field: part, "count": len(part)} if self.layout == "page" else {self.item: part[0]}
+            held = {self.field: part, "count": len(part)} if self.form == "page" else {self.item: part[0]}
             made.append({self.owner: key, self.order: number, **held})
         return made, number if made else last
 

@@ -118,7 +118,7 @@ class ArrayHandle:
         if isinstance(stored, int):
             return stored
         # An older document, that nobody has counted yet.
-        items: Any = {"$size": f"${rule.field}"} if rule.layout == "page" else 1
+        items: Any = {"$size": f"${rule.field}"} if rule.form == "page" else 1
         stages = [{"$match": rule.owned(self.key)}, {"$group": {"_id": None, "n": {"$sum": items}}}]
         rows = yield from aggregate(rule.collection, stages)
         return sum(int(row["n"]) for row in [owner, *rows])
@@ -155,7 +155,7 @@ class ArrayHandle:
         """Items of the overflow, after `skip` of them; pages may be short."""
         rule, condition = self.rule, self.rule.owned(self.key)
         order = [(rule.order, 1)]
-        if rule.layout == "documents":
+        if rule.form == "documents":
             rows = yield from find(
                 rule.collection, condition, {rule.item: 1}, sort=order, skip=skip, limit=size
             )
@@ -201,7 +201,7 @@ class ArrayReader:
             self._moves = rule.value(owner, rule.moves_path)
             self.over = not rule.flagged(owner)
             return rule.load(rule.embedded(owner))
-        many = ARRAY_PAGES_MAX if rule.layout == "page" else ARRAY_DOCUMENTS_MAX
+        many = ARRAY_PAGES_MAX if rule.form == "page" else ARRAY_DOCUMENTS_MAX
         pages = yield from find(rule.collection, self._rest, sort=[(rule.order, 1)], limit=many)
         items = [item for each in pages for item in rule.contents(each)]
         self.over = len(pages) < many

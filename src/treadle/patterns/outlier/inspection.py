@@ -47,7 +47,7 @@ def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Per owner: how many items its overflow holds, how many it says it holds, and its last number."""
     items: Any = 1
     counted: Any = 1
-    if rule.layout == "page":
+    if rule.form == "page":
         array = {"$cond": [{"$isArray": f"${rule.field}"}, f"${rule.field}", []]}
         items, counted = {"$size": array}, "$count"
     is_missing = {"$eq": [{"$type": f"${rule.content}"}, "missing"]}
@@ -107,7 +107,7 @@ def _repeated_in_overflow(rule: OutlierFields, document: Raw) -> Plan[list[Any]]
     group = {"n": {"$sum": 1}, "embedded": {"$max": {"$cond": [embedded, 1, 0]}}}
     stages: list[Raw] = [
         {"$match": rule.owned(document["_id"])},
-        *([{"$unwind": f"${rule.field}"}] if rule.layout == "page" else []),
+        *([{"$unwind": f"${rule.field}"}] if rule.form == "page" else []),
         {"$group": {"_id": f"${rule.content}", **group}},
         {"$match": {"$or": [{"n": {"$gt": 1}}, {"embedded": 1}]}},
         {"$limit": ARRAY_REPEATED_MAX},

@@ -90,7 +90,7 @@ def in_order(rule: OutlierFields, owner: Raw) -> Plan[Move | None]:
         held = [[item for item in items if next(flags)] for items in held]
     # What is too much comes before the overflow, so that the order stays that of the readers.
     usable = _usable(rule, pages, held)
-    if pages and (not usable or (excess and rule.layout == "page")):
+    if pages and (not usable or (excess and rule.form == "page")):
         move.gone = {freeze(page["_id"]): page["_id"] for page in pages}
         rest = [*excess, *(item for items in held for item in items)]
         move.made, move.last = rule.pages(key, rest, None)
@@ -114,8 +114,8 @@ def _usable(rule: OutlierFields, pages: Sequence[Raw], held: Sequence[Sequence[A
     numbers = [page.get(rule.order) for page in pages]
     if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers):
         return False
-    too_long = rule.layout == "page" and any(len(items) > rule.page_size for items in held)
-    unmarked = rule.layout == "page" and any("count" not in page for page in pages)
+    too_long = rule.form == "page" and any(len(items) > rule.page_size for items in held)
+    unmarked = rule.form == "page" and any("count" not in page for page in pages)
     return not (too_long or unmarked) and len(set(numbers)) == len(numbers)
 
 
@@ -145,7 +145,7 @@ def refill(move: Move, left: Sequence[Any]) -> Plan[None]:
     condition = rule.owned(move.owner["_id"])
     while overflowing and len(embedded) < rule.refilled and not full:
         many = ARRAY_PAGES_MAX
-        if rule.layout == "documents":
+        if rule.form == "documents":
             many = rule.refilled - len(embedded) + len(move.gone)
         pages = yield from find(rule.collection, condition, sort=[(rule.order, 1)], limit=many)
         if not pages:

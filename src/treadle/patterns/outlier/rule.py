@@ -23,14 +23,13 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
-from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import Models, Pattern, Place, Rule
+from treadle.graph.graph import graph_of
+from treadle.graph.outcomes import Finding
+from treadle.graph.pattern import Models, Owned, Pattern, Place, Reads, Rule, Storage
 from treadle.patterns.outlier import inspection
 from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.handle import ArrayHandle
-from treadle.plan import Plan, Raw, delete_many, insert_many
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, delete_many, insert_many, server_facts
 
 Layout = Literal["page", "documents"]
 
@@ -66,20 +65,16 @@ class Outlier(Pattern):
 class OutlierRule(OutlierFields):
     """An outlier array, as the rest of Treadle asks for it."""
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: set()}
 
-    def maintained(self) -> set[str]:
-        return {self.path, *self.beside}
+    def owns(self) -> Sequence[Owned]:
+        advice = f"; call store.array({self.target.model.__name__}, {self.name!r}, id) instead"
+        beside = [Owned(path, advice, initial=value) for path, value in self.beside.items()]
+        return [Owned(self.path, advice, insert_may_set=True, initial=[]), *beside]
 
-    def brought(self) -> set[str]:
-        return {self.path}
-
-    def advice(self, maintained: str) -> str:
-        return f"; call store.array({self.target.model.__name__}, {self.name!r}, id) instead"
-
-    def kept(self) -> dict[str, Any]:
-        return {self.path: [], **self.beside}
+    def storage(self) -> Storage:
+        return Storage(check=self._check_layout)
 
     def calls(self, protocol: WriteProtocol, id: Any) -> ArrayHandle:
         return ArrayHandle(self, protocol, self.target.identity(id))
@@ -102,23 +97,18 @@ class OutlierRule(OutlierFields):
 
     # -- set-up, proof and repair -----------------------------------------------------------------
 
-    def before_setup(
+    def _check_layout(
         self, existing: Mapping[str, Raw], missing: Mapping[str, list[IndexModel]]
     ) -> Plan[None]:
+        """Refuse overflow that was stored by another layout."""
         if self.collection in existing and missing.get(self.collection):
             yield from inspection.require_layout(self)
 
-    def shown(self) -> Raw:
-        return {self.path: {"$slice": self.limit + 1}}
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
+        return inspection.orphans(self) if page is None else inspection.examine(self, page)
 
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        return inspection.examine(self, documents)
-
-    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        return inspection.orphans(self)
-
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        return inspection.mend(graph, server, self, keys)
-
-    def tidy(self) -> Plan[None]:
-        return inspection.remove_orphans(self)
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        if keys is not None:
+            return (yield from inspection.mend(graph_of(self), (yield from server_facts()), self, keys))
+        yield from inspection.remove_orphans(self)
+        return []

@@ -57,7 +57,9 @@ class ArrayWork(Work[R]):
         self.key = key
         self.of_owner = rule.owned(key)
         # Whether others are fed by the array, its count or its flag.
-        self.followed = concerns(self.entry, {*rule.maintained(), *touches_of(self.entry, new=False)})
+        self.followed = concerns(
+            self.entry, {*(owned.path for owned in rule.owns()), *touches_of(self.entry, new=False)}
+        )
         # In an older version the array may have another name, or another form.
         self.current = self.entry.versions.current_only if speaks_of_current(self.entry) else {}
 
@@ -167,7 +169,7 @@ class Extend(ArrayWork[list[bool]]):
         last = yield from self._count_them()
         if last is None:
             return None
-        if rule.layout == "documents":
+        if rule.form == "documents":
             made, _ = rule.pages(self.key, items, last - number)
             yield from insert_many(rule.collection, made)
         else:
@@ -189,10 +191,10 @@ class Extend(ArrayWork[list[bool]]):
         if rule.unique:
             condition[rule.path] = {"$not": holds(self.items[0])}
         increments = {rule.count_path: number}
-        if rule.layout == "documents":
+        if rule.form == "documents":
             increments[rule.last_path] = number
         update = touching(self.entry, {"$inc": increments})
-        if rule.layout != "documents" and self.last is not None:
+        if rule.form != "documents" and self.last is not None:
             # An update is cheaper than one that also shows the document.
             known = {**condition, rule.last_path: self.last}
             result = yield from update_one(self.entry.collection, known, update)
@@ -245,7 +247,7 @@ class Extend(ArrayWork[list[bool]]):
         taken, rest = new[:room], new[room:]
         count = rule.value(owner, rule.count_path) + len(new)
         move = Move(rule, owner, [*embedded, *taken] if taken else None, count, last)
-        if rest and last is not None and rule.layout == "page":
+        if rest and last is not None and rule.form == "page":
             rest = rest[(yield from self._fill(last, rest)) :]
         move.made, move.last = rule.pages(self.key, rest, last)
         self._met(move.last)
@@ -255,7 +257,7 @@ class Extend(ArrayWork[list[bool]]):
         """Which of the items the overflow holds already."""
         rule = self.rule
         condition = {**self.of_owner, rule.content: {"$in": self.items}}
-        if rule.layout == "documents":
+        if rule.form == "documents":
             rows = yield from find(rule.collection, condition, {rule.item: 1})
             return [row[rule.item] for row in rows]
         ours = {"$in": ["$$this", {"$literal": self.items}]}

@@ -8,18 +8,18 @@ another; then the first is the truth and is read, and the others follow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.pattern import REVISION, ClassPlace, Entry, Models, Place, Rule
+from treadle.graph.pattern import REVISION, ClassPlace, Entry, Models, Owned, Place, Reads, Rule, Storage
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
-from treadle.plan import Raw
+from treadle.plan import Plan, Raw
 from treadle.query.filters import Sort, sort_keys
 from treadle.query.paths import Path, getter, model_of, overlap, resolve
 
@@ -78,30 +78,28 @@ class TreeRule(Rule):
             )
         self.path = stored[0]
 
-    def watches(self) -> Mapping[str, set[str] | None]:
+    def reads(self) -> Reads:
         return {self.target.collection: {"_id"}}
 
-    def maintained(self) -> set[str]:
-        return {path.stored for path in self.roles.values()}
-
-    def shares(self, path: str, other: Rule) -> bool:
-        return isinstance(other, TreeRule)
-
-    def brought(self) -> set[str]:
-        return {self.roles[role].stored for role in ("parent", "segment") if role in self.roles}
-
-    def advice(self, maintained: str) -> str:
+    def owns(self) -> Sequence[Owned]:
         tree = f"store.tree({self.target.model.__name__})"
-        segment = self.roles.get("segment")
-        if segment is not None and segment.stored == maintained:
-            return f"; the paths below it follow from it: rename the node with {tree}.rename(id, segment)"
-        return f"; move the node with {tree}.move(id, parent)"
+        move = f"; move the node with {tree}.move(id, parent)"
+        rename = f"; the paths below it follow from it: rename the node with {tree}.rename(id, segment)"
+        return [
+            Owned(
+                path.stored,
+                rename if role == "segment" else move,
+                insert_may_set=role in ("parent", "segment"),
+                shared=True,
+            )
+            for role, path in self.roles.items()
+        ]
 
-    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+    def storage(self) -> Storage:
         # With the id, so that pages of descendants and siblings come in order from the index.
         listed = [self.roles[role] for role in ("parent", "ancestors", "children") if role in self.roles]
         keys = [[(path.stored, ASCENDING), ("_id", ASCENDING)] for path in listed]
-        return [(self.target, IndexModel(each)) for each in keys]
+        return Storage(indexes=[(self.target, IndexModel(each)) for each in keys])
 
 
 def _bound(place: Place, graph: Models, role: Role, name: Any) -> Path:
@@ -152,6 +150,8 @@ class Tree:
         self.entry = entry
         self.collection = entry.collection
         self.rules: list[TreeRule] = []
+        # Finishes a move or removal that goes in chunks; set when the first rule is bound.
+        self.finish: Callable[[], Plan[None]]
         # Stored paths; those of the representation that is read; and the role from which all others follow.
         self.roles: dict[Role, str] = {}
         self.lead: dict[Role, Path] = {}
@@ -239,7 +239,7 @@ class Tree:
 
     def pattern_of(self, stored: str) -> str:
         """The pattern that a finding about a stored field belongs to."""
-        return next(rule.pattern for rule in self.rules if stored in rule.maintained())
+        return next(rule.pattern for rule in self.rules if any(owned.path == stored for owned in rule.owns()))
 
     def declares(self, rule: TreeRule) -> bool:
         """Whether a rule is the one that answers for what all representations share."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.pattern import REVISION
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import (
     ABOVE,
@@ -404,12 +404,3 @@ def check_replacement(tree: Tree, before: Raw, after: Raw) -> None:
                 f"store.tree({name}).{how}, or read the document again if somebody else did",
                 code="tree-replace-moves",
             )
-
-
-def too_many(entry: Entry[Any], most: int) -> UsageError:
-    name = entry.model.__name__
-    return UsageError(
-        f"more than {most:,} {name} documents match, and nodes of a tree are deleted together; use "
-        f"store.tree({name}).remove(id, children='subtree'), which goes in chunks",
-        code="tree-too-many",
-    )

@@ -6,28 +6,30 @@ of them leads, and answers for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
+from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.protocol import WriteProtocol
-from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.errors import DataError, DeclarationError
 from treadle.graph.batch import NOT_GIVEN, Batch
 from treadle.graph.calls import HierarchyRule
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
+from treadle.graph.graph import graph_of
+from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
-from treadle.patterns.tree import inspection, placing, rewriting, state
-from treadle.patterns.tree.bulk import in_pieces
+from treadle.graph.pattern import TRANSACTIONS, Due, Models, Pattern, Place, Storage
+from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.fields import UNSTATED, Role, Stated, Tree, TreePlace, TreeRule
 from treadle.patterns.tree.handle import TreeHandle
+from treadle.patterns.tree.layout import TreeLayout
+from treadle.patterns.tree.rewriting import segment_error
 from treadle.patterns.tree.unfinished import finish
-from treadle.plan import Plan, Raw
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, server_facts
 from treadle.query.filters import Sort
 from treadle.query.keys import freeze
 
@@ -68,8 +70,14 @@ class TreePattern(Pattern):
         known = place.entry.having(TreeRule)
         rule = NodeRule(TreePlace(place.entry, place.owner, (), place.field, "tree"), graph, self.roles())
         rule.pattern = self.pattern
+        # A node goes only with or after its children.
+        rule.deletes_together = (
+            ", and nodes of a tree are deleted together; use "
+            f"store.tree({place.entry.model.__name__}).remove(id, children='subtree'), which goes in chunks"
+        )
         rule.tree = known[0].tree if known else Tree(place.entry)
         rule.tree.add(rule)
+        rule.tree.finish = rule.finish
         rule.tree.sort_by(self.sort, rule.place.label)
         return rule
 
@@ -78,8 +86,6 @@ class NodeRule(TreeRule, HierarchyRule):
     """One representation of a tree."""
 
     across_shards = False
-    # A node goes only with or after its children.
-    deletes_together = True
 
     def calls(self, protocol: WriteProtocol) -> TreeHandle[Any]:
         return TreeHandle(self.tree, protocol)
@@ -95,8 +101,16 @@ class NodeRule(TreeRule, HierarchyRule):
     def _leads(self) -> bool:
         return self.tree.declares(self)
 
-    def unique_indexes(self) -> list[IndexModel]:
-        return self.tree.unique_indexes() if self._leads else []
+    def storage(self) -> Storage:
+        own = super().storage()
+        if not self._leads:
+            return own
+        return own._replace(unique=self.tree.unique_indexes(), explain=partial(segment_error, self.tree))
+
+    def layout(self, default: Layout[Any] | None) -> Layout[Any] | None:
+        if not self._leads or not isinstance(default, DocumentLayout):
+            return None
+        return TreeLayout(self, default)
 
     # -- writes of nodes -------------------------------------------------------------------------
 
@@ -131,9 +145,6 @@ class NodeRule(TreeRule, HierarchyRule):
         if self._leads:
             yield from placing.list_children(self.tree, state, changes, self._indexes(batch))
 
-    def in_pieces(self, documents: Sequence[Any], most: int) -> Plan[list[tuple[list[Any], list[Any]]]]:
-        return in_pieces(self.tree, documents, most)
-
     def before_replace(self, before: Raw, after: Raw) -> None:
         if self._leads:
             placing.check_replacement(self.tree, before, after)
@@ -154,26 +165,18 @@ class NodeRule(TreeRule, HierarchyRule):
         if self._leads:
             yield from placing.unlist(self.tree, keys, changes)
 
-    def too_many(self, most: int) -> UsageError:
-        return placing.too_many(self.target, most)
-
-    def translate(self, error: Exception) -> Exception | None:
-        """The clear error where two siblings would have the same segment."""
-        return rewriting.segment_error(self.tree, error) if self._leads else None
-
     # -- large moves ---------------------------------------------------------------------------------
 
-    def give_way(self, graph: Graph, server: Capabilities) -> Plan[None]:
-        yield from finish(self.tree, graph, server)
+    def finish(self) -> Plan[None]:
+        """Finish a move or a removal that goes in chunks."""
+        yield from finish(self.tree, graph_of(self), (yield from server_facts()))
 
-    def recover(
-        self, graph: Graph, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
-    ) -> Plan[int]:
-        """Finish the moves and removals that a crash left half done."""
-        if not self._leads or (yield from state.pending(self.tree)) is None:
+    def run_due(self, work: Due) -> Plan[int]:
+        """Finish the moves and removals that a crash interrupted."""
+        if not self._leads or work.kind != "recover" or (yield from state.pending(self.tree)) is None:
             return 0
         try:
-            yield from finish(self.tree, graph, server)
+            yield from self.finish()
         except (DataError, OperationFailure) as error:
             collection = self.target.collection
             state.log.warning("a move in the tree of %s is still pending: %s", collection, error)
@@ -181,8 +184,11 @@ class NodeRule(TreeRule, HierarchyRule):
 
     # -- proof and repair ------------------------------------------------------------------------------
 
-    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        return (yield from inspection.examine(self.tree, documents)) if self._leads else []
+    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
+        return (yield from inspection.examine(self.tree, page)) if page and self._leads else []
 
-    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []
+    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
+        if not keys or not self._leads:
+            return []
+        server = yield from server_facts()
+        return (yield from inspection.mend_tree(graph_of(self), server, self.tree, keys))

@@ -38,7 +38,7 @@ class TreeBusy(Busy):
             f"a large move in the tree of {tree.entry.model.__name__} is in progress and this write would "
             "cross it; try again in a moment",
             code="tree-busy",
-            rule=tree.rules[0],
+            finish=tree.finish,
         )
 
 

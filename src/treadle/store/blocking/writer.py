@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from bson import ObjectId
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle import upkeep
-from treadle.engine.document_layout import DocumentLayout
+from treadle.engine.document_layout import layout_of
 from treadle.engine.indexes import check_sharded
 from treadle.engine.lease import let_go
 from treadle.engine.protocol import WriteProtocol
@@ -53,10 +52,9 @@ class Writer:
         # How long a call may take whose caller set no deadline.
         self._seconds = shell.call_seconds(database, timeout)
         self.graph = Graph(models, write_versions, limits)
-        self.protocol = WriteProtocol(self.graph, lambda: f"{shell.owner()}/{ObjectId()}", shell.is_dead)
+        self.protocol = WriteProtocol(self.graph)
         self._layouts: dict[type[Document], Layout[Any]] = {
-            entry.model: entry.layout or DocumentLayout(entry, self.protocol)
-            for entry in self.graph.entries.values()
+            entry.model: layout_of(entry, self.protocol) for entry in self.graph.entries.values()
         }
         check_sharded(self.graph)
         self.runner = Runner(database, self._capabilities, self._share, self.graph.limits, self.graph.shards)

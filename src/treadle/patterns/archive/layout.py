@@ -1,0 +1,54 @@
+"""The calls on a model with an archive: a write of one archived document restores it first, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from treadle.engine.document_layout import DocumentLayout
+from treadle.engine.protocol import GIVE_WAY_MAX
+from treadle.engine.work import Work
+from treadle.errors import DataError
+from treadle.model.document import Document
+from treadle.patterns.archive import moves
+from treadle.patterns.archive.places import ArchivePlaces
+from treadle.plan import Plan, Raw
+
+D = TypeVar("D", bound=Document)
+R = TypeVar("R")
+
+
+class ArchiveLayout(DocumentLayout[D]):
+    """Documents one by one, in a collection and its archive."""
+
+    def __init__(self, rule: ArchivePlaces, default: DocumentLayout[D]) -> None:
+        super().__init__(default.entry, default.protocol)
+        self._rule = rule
+
+    def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
+        return self._encoded(self._write_where_stored(make))
+
+    def _write_where_stored(self, make: Callable[[], Work[R]]) -> Plan[R]:
+        """Perform a write of one document; if it is archived, again after it was restored."""
+        work = make()
+        for _ in range(GIVE_WAY_MAX):
+            try:
+                outcome = yield from self.protocol.write(work)
+            except DataError as error:
+                if error.code != "document-gone" or not (yield from self.bring_back(work.looked_for)):
+                    raise
+            else:
+                if outcome is not None or not (yield from self.bring_back(work.looked_for)):
+                    return outcome
+            work = make()
+        return (yield from self.protocol.write(work))
+
+    def bring_back(self, filter: Raw) -> Plan[bool]:
+        return moves.bring_back(self._rule, filter)
+
+    def restore(self, identity: Any) -> Plan[D | None]:
+        yield from self._require_indexes()
+        document: D | None = yield from moves.restore(self._rule, identity)
+        if document is not None or self.entry.deletion_path is None:
+            return document
+        return (yield from super().restore(identity))
