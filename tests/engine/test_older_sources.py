@@ -116,7 +116,7 @@ def test_older_sources_of_more_than_a_command_holds(run, database):
     assert (0, 0) == (store.get(Box, "a").pages, store.get(Box, "a").long)
 
 
-@pytest.mark.parametrize("bound", [{"older_chunk": 7}, {"older_bytes_max": 400}])
+@pytest.mark.parametrize("bound", [{"convert_documents_max": 7}, {"convert_bytes_max": 400}])
 def test_more_older_sources_than_one_command_holds(run, database, bound, constants):
     """In pieces, put together: the same as after the migration."""
     models = shop_models()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.changes import Change, NotRead
-from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.graph.gather import GatherRule
 from treadle.plan import Plan, Raw
 from treadle.query.keys import KEY, distinct
 
@@ -63,9 +63,12 @@ def _evaluate(
     seen = list(_through(rules[0], changes))
     documents = [document for _, *pair in seen for document in pair if document is not None]
     values = {f"value{number}": rule.aggregate.expression() for number, rule in enumerate(rules)}
-    stages = [*contribution_stages(rules[0], None), {"$project": {KEY: 1, NUMBER: 1, **values}}]
+    rule = rules[0]
+    chosen = [{"$match": rule.condition}] if rule.condition else []
+    keyed = rule.key.stages(None, rule.per_element)
+    stages = [*chosen, *keyed, {"$project": {KEY: 1, NUMBER: 1, **values}}]
     numbered = [{**document, NUMBER: number} for number, document in enumerate(documents)]
-    rows = yield from rules[0].source.sources.evaluate(numbered, stages)
+    rows = yield from rule.source.sources.evaluate(numbered, stages)
     results: dict[GatherRule, list[Contributions]] = {}
     for number, rule in enumerate(rules):
         of_document: list[list[Contribution]] = [[] for _ in documents]

@@ -13,53 +13,47 @@ from typing import Any
 
 from pymongo import UpdateOne
 
-from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.graph.changes import Changes
-from treadle.graph.gather import GatherRule, GroupRule, archive_stages, contribution_stages
+from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import readable
-from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
+from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import KEY, distinct, freeze
 
 
 def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
-    """The keys of groups that have sources and no document, or no sources, or several documents."""
+    """The keys of groups that have sources and no document, or several documents.
+
+    Of groups with outdated sources all are listed. Documents without sources are found when they are read.
+    """
     group = entry.group
-    older = yield from older_sources(group, None)
-    first, *others = in_commands(group.source, {}, older)
-    stages = [*first, *contribution_stages(group, None)]
+    of_sources = key_stages(group)
     documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
-    reading = aggregate(
-        group.source.collection,
-        [
-            *stages,
-            *archive_stages(group, stages),
-            {"$group": {"_id": f"${KEY}"}},
-            {"$set": {"sources": 1}},
-            {"$unionWith": {"coll": entry.collection, "pipeline": documents}},
-            {"$group": {"_id": "$_id", "s": {"$sum": "$sources"}, "d": {"$sum": "$documents"}}},
-            {"$match": {"$expr": {"$ne": ["$s", "$d"]}}},
-            {"$sort": {"_id": 1}},
-        ],
-        allowDiskUse=True,
-    )
-    keys = [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
-    # Whether these have a document, whoever looks at each of them sees.
-    return distinct([*keys, *(yield from keys_among(group, others))])
+    stages = [
+        *of_sources,
+        {"$set": {"sources": 1}},
+        {"$unionWith": {"coll": entry.collection, "pipeline": documents}},
+        {"$group": {"_id": "$_id", "s": {"$sum": "$sources"}, "d": {"$sum": "$documents"}}},
+        {"$match": {"$expr": {"$or": [{"$gt": ["$s", "$d"]}, {"$gt": ["$d", 1]}]}}},
+        {"$sort": {"_id": 1}},
+    ]
+    return distinct((yield from group_keys(entry, stages, of_sources)))
 
 
-def keys_among(group: GroupRule, parts: Sequence[Sequence[Raw]], only: Sequence[Raw] = ()) -> Plan[list[Any]]:
-    """The keys of the groups that have sources in some parts of them."""
-    keys: list[Any] = []
-    for through in parts:
-        stages = [*through, *contribution_stages(group, None), *only, {"$group": {"_id": f"${KEY}"}}]
-        reading = aggregate(group.source.collection, stages, allowDiskUse=True)
-        keys += [row["_id"] for row in (yield from readable(group.target.model.__name__, reading))]
-    return keys
+def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
+    """Stages that leave the keys of groups, each once."""
+    return [*group.key.stages(None, False), *only, {"$group": {"_id": f"${KEY}"}}]
+
+
+def group_keys(entry: Entry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
+    """The ids of the rows that stages give for the sources of all groups."""
+    group = entry.group
+    reading = group.source.sources.group(group.condition, stages, reads=group.source_paths, outdated=outdated)
+    return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 
 def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:

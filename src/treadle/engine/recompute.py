@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
-from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.graph.gather import GatherRule, source_paths
 from treadle.graph.pattern import Entry, Maintain, Rule
+from treadle.graph.scope import ROWS, beside
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
@@ -87,40 +87,34 @@ def _recompute(
     if not keys:
         return
     folds: dict[Any, list[GatherRule]] = {}
-    outdated: dict[Any, list[Raw]] = {}
     for rule in rules:
-        known = rule.source, rule.key.signature
-        if known not in outdated:
-            outdated[known] = yield from older_sources(rule, keys)
         if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
             folds.setdefault(rule.group_key, []).append(rule)
             continue
-        ranked = yield from _rank(rule, rule.first, keys, outdated[known], server)
+        ranked = yield from _rank(rule, rule.first, keys, server)
         for key, state in ranked.items():
             values[key].update(rule.aggregate.finish(state))
     for together in folds.values():
-        first, fold = together[0], Fold(together)
-        older = outdated[first.source, first.key.signature]
-        rows = yield from group_sources(first, keys, fold.stages(keys), older)
+        fold = Fold(together)
+        rows = yield from _sources(together, keys, fold.stages(keys))
         states = fold.by_key(rows)
         for key, parts in values.items():
             parts.update(fold.finish(states.get(key)))
 
 
-def group_sources(
-    rule: GatherRule, keys: Sequence[Any], stages: Sequence[Raw], outdated: Sequence[Raw]
-) -> Plan[list[Raw]]:
-    """Aggregate over all sources that may belong to some targets; every read of sources goes through here.
+def _sources(rules: Sequence[GatherRule], keys: Sequence[Any], stages: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Aggregate over all sources of some targets, for rules that agree in their sources."""
+    rule = rules[0]
+    own = beside(rule.key.match(keys), rule.condition)
+    return rule.source.sources.group(own, stages, reads=source_paths(rules), keep=_contributing(rule, keys))
 
-    Returns the rows of each part of the sources (by collection and version);
-    the caller merges those of one target. A transaction takes no `$unionWith`.
-    """
-    archive = rule.source.sources.archive
-    rows: list[Raw] = []
-    for collection in [rule.source.collection, *([] if archive is None else [archive])]:
-        for part in in_commands(rule.source, rule.key.match(keys), outdated):
-            rows += yield from aggregate(collection, [*part, *stages])
-    return rows
+
+def _contributing(rule: GatherRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
+    """Return which sources may contribute to some targets, where Python can tell."""
+    if not rule.key.local:
+        return None
+    wanted = {freeze(key) for key in keys}
+    return lambda source: not wanted.isdisjoint(rule.key.key.of(source))
 
 
 class Fold:
@@ -139,8 +133,9 @@ class Fold:
         }
 
     def stages(self, keys: Sequence[Any]) -> list[Raw]:
-        """Return the stages that give one row per target."""
-        *stages, last = contribution_stages(self._rules[0], keys)
+        """Return the stages that give one row per target, of sources that may contribute."""
+        rule = self._rules[0]
+        *stages, last = rule.key.stages(keys, rule.per_element)
         if list(last.get("$set", ())) == [KEY]:
             # A key that is grouped by at once takes a fifth less than one that is first set.
             return [*stages, {"$group": {"_id": last["$set"][KEY], **self._accumulators}}]
@@ -169,26 +164,21 @@ class Fold:
 
 
 def _rank(
-    rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any], outdated: Sequence[Raw], server: Capabilities
+    rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any], server: Capabilities
 ) -> Plan[dict[Any, State]]:
-    """Find the first sources of each target by an index."""
+    """Find the first sources of each target by an index, in memory bounded per target."""
+    if len(keys) > 1 and _may_look_up(rule, server):
+        return (yield from _look_up(rule, first, keys))
     states: dict[Any, State] = {}
-    ranked, divided = rule.aggregate, bool(outdated or rule.source.sources.archive)
-    if len(keys) > 1 and not divided and _may_look_up(rule, server):
-        states = yield from _look_up(rule, keys, first)
-    # Targets that are about to be inserted are not there to look up from.
-    for key in [each for each in keys if freeze(each) not in states]:
-        rows = yield from group_sources(rule, [key], [*_chosen_for(rule, key), *first], outdated)
-        state = ranked.of_first([row.get(ENTRY) for row in rows])
-        states[freeze(key)] = ranked.merge([state]) if divided else state
+    for key in keys:
+        chosen = rule.key.stages([key], True) if rule.per_element else []
+        mine = [{"$match": {KEY: {"$eq": key}}}] if rule.per_element else []
+        rows = yield from _sources([rule], [key], [*chosen, *mine, *first])
+        state = rule.aggregate.of_first([row.get(ENTRY) for row in rows])
+        scope = rule.source.sources
+        divided = scope.archive is not None or scope.versions.may_change
+        states[freeze(key)] = rule.aggregate.merge([state]) if divided else state
     return states
-
-
-def _chosen_for(rule: GatherRule, key: Any) -> list[Raw]:
-    """Return the stages that leave what contributes to one target, of the sources that match its key."""
-    if rule.per_element:
-        return [*contribution_stages(rule, [key]), {"$match": {KEY: {"$eq": key}}}]
-    return [{"$match": rule.where}] if rule.where else []
 
 
 def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
@@ -197,20 +187,31 @@ def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
     return not (spread or rule.per_element)
 
 
-def _look_up(rule: GatherRule, keys: Sequence[Any], first: Sequence[Raw]) -> Plan[dict[Any, State]]:
-    """Find the first sources of many targets in one command, by an index and in memory bounded per target."""
-    own, chosen = rule.to or "_id", [{"$match": rule.where}] if rule.where else []
-    join = {"from": rule.source.collection, "localField": own, "foreignField": rule.by.stored}
-    rows = yield from aggregate(
-        rule.target.collection,
-        [
-            {"$match": {own: {"$in": list(keys)}}},
-            {"$project": {own: 1}},
-            {"$lookup": {**join, "pipeline": [*chosen, *first], "as": KEY}},
-        ],
+def _look_up(rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
+    """Find the first sources of many targets in one command for each part of the sources."""
+    ranked = rule.aggregate
+    # Of outdated sources, which are few at a time, all contributions.
+    grouped: Raw = {"$group": {"_id": f"${KEY}", ENTRY: {"$push": ranked.expression()}}}
+    rows = yield from rule.source.sources.lookup(
+        keys,
+        rule.by.stored,
+        rule.condition,
+        first,
+        [*rule.key.stages(keys, False), grouped],
+        reads=rule.source_paths,
+        keep=_contributing(rule, keys),
     )
-    found = rule.aggregate.of_first
-    return {freeze(value_at(row, own)): found([each.get(ENTRY) for each in row[KEY]]) for row in rows}
+    states = {freeze(key): ranked.empty() for key in keys}
+    parts: dict[Any, list[State]] = {}
+    for row in rows:
+        if ROWS in row:
+            key, state = row[KEY], ranked.of_first([each.get(ENTRY) for each in row[ROWS]])
+        else:
+            key, state = row["_id"], ranked.state_of(row[ENTRY])
+        parts.setdefault(freeze(key), []).append(state)
+    for key in states:
+        states[key] = parts[key][0] if len(parts[key]) == 1 else ranked.merge(parts[key])
+    return states
 
 
 def refuse_unfit(rules: Sequence[GatherRule], values: Raw) -> None:

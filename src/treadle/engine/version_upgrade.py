@@ -168,6 +168,11 @@ def matches_outdated(entry: Entry[Any], condition: Raw) -> Plan[bool]:
     return (yield from find_one(entry.collection, outdated, {"_id": 1})) is not None
 
 
+def has_outdated(entry: Entry[Any]) -> Plan[bool]:
+    """Whether any document of a collection is outdated."""
+    return entry.versions.may_change and (yield from matches_outdated(entry, {}))
+
+
 # -- after a write ------------------------------------------------------------------------------
 
 

@@ -175,10 +175,11 @@ class Aggregate(ABC):
 
     def blames(self, added: Sequence[Any]) -> bool:
         """Return whether contributions that a write added may be why its values are refused."""
-        return any(self.refuse(self.finish(self._state_of(each))) is not None for each in added)
+        return any(self.refuse(self.finish(self.state_of([each]))) is not None for each in added)
 
-    def _state_of(self, contribution: Any) -> State:
-        state = self.difference(self.empty(), [], [contribution])
+    def state_of(self, contributions: Sequence[Any]) -> State:
+        """Return the state of a few contributions; an empty one where Python cannot tell it exactly."""
+        state = self.difference(self.empty(), [], contributions)
         return self.empty() if state is RECOMPUTE else state
 
     def cannot_hold(self) -> DataError:

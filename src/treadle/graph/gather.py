@@ -8,7 +8,7 @@ the sources are, which of them count, and to which targets each contributes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -171,6 +171,12 @@ class GatherRule(Rule):
         watched = None if condition is None or own is None else {*self.key.paths, *condition, *own}
         return {self.source.collection: watched}
 
+    @property
+    def source_paths(self) -> frozenset[str] | None:
+        """The paths of a source that say to which targets it contributes, and what; None for any."""
+        own = self.aggregate.reads
+        return None if own is None else own | self.key.paths
+
     def stamps(self) -> set[str]:
         """Return the path of the date of computation, if it is declared."""
         return {self.stamp} if self.stamp else set()
@@ -263,16 +269,11 @@ class GroupRule(GatherRule):
         }
 
 
-def archive_stages(rule: GatherRule, stages: Sequence[Raw]) -> list[Raw]:
-    """Return the stage that adds what these stages find in a counted archive; not inside transactions."""
-    archive = rule.source.sources.archive
-    return [] if archive is None else [{"$unionWith": {"coll": archive, "pipeline": list(stages)}}]
-
-
-def contribution_stages(rule: GatherRule, keys: Sequence[Any] | None) -> list[Raw]:
-    """Return stages that leave one document per contribution, with the key of its target in KEY.
-
-    `keys` restricts the targets.
-    """
-    chosen: list[Raw] = [{"$match": rule.where}] if rule.where else []
-    return [*chosen, *rule.key.stages(keys, rule.per_element)]
+def source_paths(rules: Iterable[GatherRule]) -> frozenset[str] | None:
+    """Return the paths of a source that several rules read; None for any."""
+    paths: frozenset[str] = frozenset()
+    for rule in rules:
+        if rule.source_paths is None:
+            return None
+        paths |= rule.source_paths
+    return paths

@@ -24,7 +24,8 @@ from treadle.graph.versions import VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import order_key
-from treadle.query.paths import top
+from treadle.query.keys import KEY
+from treadle.query.paths import filter_references, top
 
 SortKeys: TypeAlias = Sequence[tuple[str, int]]
 # The ids of documents that were quarantined, with the reasons.
@@ -33,6 +34,8 @@ Role: TypeAlias = Literal["targets", "sources", "everything", "deleted"]
 # The names of the conditions.
 KIND = "kind"
 ACTIVE = "active"
+# The rows of one key, in what `lookup` gives.
+ROWS = "__treadle_rows"
 NO_FILTER: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -261,32 +264,93 @@ class Scope:
             yield from visit([image.document for image in images])
 
     def group(
-        self, own: Raw, stages: Sequence[Raw], *, reads: Iterable[str] | None = None
+        self,
+        own: Raw,
+        stages: Sequence[Raw],
+        *,
+        reads: Iterable[str] | None = None,
+        outdated: Sequence[Raw] | None = None,
+        keep: Callable[[Raw], bool] | None = None,
     ) -> Plan[list[Raw]]:
         """The rows that stages give for what matches: a set for each part, which the caller merges.
 
         `reads` are the paths that the stages read, None for any. With outdated
-        documents a part is a page of these.
+        documents a part is a page of these, of which `outdated` are the
+        stages, if they differ, and `keep` says which may match.
         """
-        splits = self.splits(own, reads)
+
+        def pipeline(collection: str, match: list[Raw]) -> list[Raw]:
+            return [*match, *stages]
+
+        return (yield from self._parts(own, pipeline, stages if outdated is None else outdated, reads, keep))
+
+    def lookup(
+        self,
+        keys: Sequence[Any],
+        path: str,
+        own: Raw,
+        stages: Sequence[Raw],
+        outdated: Sequence[Raw],
+        *,
+        reads: Iterable[str] | None = None,
+        keep: Callable[[Raw], bool] | None = None,
+    ) -> Plan[list[Raw]]:
+        """For each key (KEY) the rows (ROWS) that stages give for what refers to it at `path`, by an index.
+
+        The other arguments are those of `group`; what `outdated` stages give is added as it is. A transaction
+        looks up no sharded collection.
+        """
+        condition = beside(own, {path: {"$in": list(keys)}})
+        current = self.current(own) if self.splits(condition, reads) else self.filter(own)
+        inner = [*([{"$match": current}] if current else []), *stages]
+
+        def pipeline(collection: str, match: list[Raw]) -> list[Raw]:
+            join = {"from": collection, "localField": KEY, "foreignField": path}
+            return [
+                *given([{KEY: key} for key in keys]),
+                {"$lookup": {**join, "pipeline": inner, "as": ROWS}},
+            ]
+
+        return (yield from self._parts(condition, pipeline, outdated, reads, keep))
+
+    def _parts(
+        self,
+        own: Raw,
+        pipeline: Callable[[str, list[Raw]], list[Raw]],
+        outdated: Sequence[Raw],
+        reads: Iterable[str] | None,
+        keep: Callable[[Raw], bool] | None,
+    ) -> Plan[list[Raw]]:
+        """The rows of each collection: by a pipeline for current documents, by stages for outdated ones."""
+        splits, condition = self.splits(own, reads), self.filter(own)
+        current = beside(self.versions.current_only, condition) if splits else condition
+        names = _names_read(condition, reads, self.versions.field)
         rows: list[Raw] = []
         for collection in self.collections:
-            condition = self.current(own) if splits else self.filter(own)
-            match: list[Raw] = [{"$match": condition}] if condition else []
-            rows += yield from aggregate(collection, [*match, *stages])
+            match = [{"$match": current}] if current else []
+            rows += yield from aggregate(collection, pipeline(collection, match))
             if splits:
-                chosen = [{"$match": self.filter(own)}, *stages]
-                yield from self._each_outdated(collection, own, self._evaluating(chosen, rows))
+                stages = [{"$match": condition}, *outdated]
+                visit = partial(self._visit, stages, names, keep, rows)
+                yield from self._each_outdated(collection, own, visit)
         return rows
 
-    def _evaluating(self, stages: Sequence[Raw], rows: list[Raw]) -> Callable[[list[Raw]], Plan[None]]:
-        def visit(documents: list[Raw]) -> Plan[None]:
-            rows.extend((yield from self.evaluate(documents, stages)))
-
-        return visit
+    def _visit(
+        self,
+        stages: Sequence[Raw],
+        names: frozenset[str] | None,
+        keep: Callable[[Raw], bool] | None,
+        rows: list[Raw],
+        documents: list[Raw],
+    ) -> Plan[None]:
+        """Add the rows that stages give for upgraded documents; what is not read of them does not travel."""
+        chosen = [each for each in documents if self.admits(each) and (keep is None or keep(each))]
+        if names is not None:
+            chosen = [{name: value for name, value in each.items() if name in names} for each in chosen]
+        rows.extend((yield from self.evaluate(chosen, stages)))
 
     def evaluate(self, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
-        """The rows that stages give for documents at hand."""
+        """The rows that stages give for documents at hand, whether or not this scope sees them."""
         rows: list[Raw] = []
         for some in command_chunks(documents):
             rows += yield from aggregate(self.collections[0], [*given(some), *stages])
@@ -321,6 +385,14 @@ def _noting(failed: Failed | None) -> Callable[[Unreadable], None]:
             failed.extend(error.failed)
 
     return note
+
+
+def _names_read(condition: Raw, reads: Iterable[str] | None, version_field: str) -> frozenset[str] | None:
+    """The top-level fields that a condition and stages read; None for any."""
+    paths = filter_references(condition)
+    if reads is None or paths is None:
+        return None
+    return frozenset({top(path) for path in {*reads, *paths}} | {"_id", version_field})
 
 
 def beside(one: Mapping[str, Any], other: Mapping[str, Any]) -> Raw:

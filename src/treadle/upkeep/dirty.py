@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from treadle.engine.named import READ_KEYS_MAX, targets_of
-from treadle.engine.version_upgrade import upgraded_leniently
+from treadle.engine.contributions import keys_of_sources
+from treadle.engine.named import targets_of
 from treadle.graph.derived import CopyRule
 from treadle.graph.events import AFTER, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
-from treadle.graph.stored_pages import chunks
-from treadle.plan import Plan, Raw, aggregate, find
-from treadle.query.keys import GroupKey, ReferenceKey, distinct, freeze, freeze_all
+from treadle.plan import Plan, Raw, find
+from treadle.query.keys import ReferenceKey, distinct, freeze, freeze_all
 from treadle.query.paths import outermost
-from treadle.upkeep import position
 
 
 @dataclass(slots=True)
@@ -122,9 +120,8 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, projection)
         dirty.sources.setdefault(rule, []).extend(documents)
     for rule, states in dirty.sources.items():
-        sources = yield from upgraded_leniently(rule.source, states)
-        keys = yield from keys_of(rule, sources)
-        for key in (yield from targets_of(rule, keys)):
+        keys = yield from keys_of_sources([rule], states)
+        for key in (yield from targets_of(rule, keys[rule])):
             dirty.mark_fed(rule, key)
     for rule, events in dirty.inserted.items():
         _mark_arrivals(rule, events, dirty)
@@ -151,19 +148,3 @@ def _mark_arrivals(rule: GatherRule, events: Sequence[Mapping[str, Any]], dirty:
             arrivals.setdefault(freeze(key), (key, []))[1].append((event.get("clusterTime"), document))
     marks = dirty.marks.setdefault(rule.target, [])
     marks += [Mark(key, sourced=True, arrived=arrived) for key, arrived in arrivals.values()]
-
-
-def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
-    """The targets of these sources; windows in a time zone are the server's to tell."""
-    if rule.key.local:
-        return rule.key.of_sources(sources)
-    assert isinstance(rule.key, GroupKey)
-    parts = [part.expression("$this.") for part in rule.key.parts]
-    keys: list[Any] = []
-    for some in chunks(sources, READ_KEYS_MAX):
-        each = {"$map": {"input": {"$literal": list(some)}, "in": parts}}
-        # Any document will do to compute with; the worker's own row is always there.
-        rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])
-        checked = [rule.key.checked(values) for row in rows for values in row["keys"]]
-        keys += [key for key in checked if key is not None]
-    return keys

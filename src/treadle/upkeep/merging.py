@@ -14,12 +14,12 @@ from typing import Any
 import bson
 from pymongo.errors import OperationFailure
 
-from treadle.engine.groups import keys_among
+from treadle.engine.groups import group_keys, key_stages
 from treadle.engine.lease import Lease
-from treadle.engine.older import has_older, in_commands, older_sources
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
+from treadle.engine.version_upgrade import has_outdated
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule, GroupRule, archive_stages, contribution_stages
+from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.graph.quarantine import readable
@@ -28,7 +28,7 @@ from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
-from treadle.query.keys import KEY, GroupKey, distinct, freeze
+from treadle.query.keys import KEY, GroupKey, distinct
 from treadle.upkeep.closed import Bounds, closed_match
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import GROUP_PAGE
@@ -292,7 +292,7 @@ class GroupWork:
         entry, key = self.entry, self.key
         has_archive = self.group.source.sources.archive is not None
         mergeable = all(map(can_merge, entry.having(GatherRule)))
-        if entry.feeds or has_archive or not mergeable or (yield from has_older(self.group.source)):
+        if entry.feeds or has_archive or not mergeable or (yield from has_outdated(self.group.source)):
             # What others are fed by must be followed, and older sources converted: a merge does neither.
             yield from self._mend(within)
             return
@@ -346,32 +346,16 @@ class GroupWork:
         paths = [f"{KEY}.{number}" for number in range(len(self.key.parts))]
         chosen = [each for each in (within(paths), besides) if each]
         only: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
-        alike = {"$group": {"_id": f"${KEY}"}}
-        documents = [{"$project": {KEY: self.key.target_expression()}}, *only, alike]
-        older = yield from older_sources(self.group, None)
-        first, *others = in_commands(self.group.source, {}, older)
-        stages = [*first, *contribution_stages(self.group, None), *only]
-        reading = aggregate(
-            self.group.source.collection,
-            [
-                *stages,
-                *archive_stages(self.group, stages),
-                alike,
-                {"$set": {"sources": 1}},
-                {"$unionWith": {"coll": self.entry.collection, "pipeline": documents}},
-                {"$group": {"_id": "$_id", "sources": {"$sum": "$sources"}}},
-            ],
-            allowDiskUse=True,
-        )
+        stages = key_stages(self.group, only)
+        present = yield from group_keys(self.entry, stages, stages)
+        documents = [{"$project": {KEY: self.key.target_expression()}}, *only, stages[-1]]
+        reading = aggregate(self.entry.collection, documents)
         rows = yield from readable(self.entry.model.__name__, reading)
-        found = {freeze(row["_id"]): row["_id"] for row in rows}
-        present = {freeze(row["_id"]) for row in rows if row["sources"]}
-        for key in (yield from keys_among(self.group, others, only)):
-            found.setdefault(freeze(key), key)
-            present.add(freeze(key))
-        yield from self._mend_keys(list(found.values()))
+        present = distinct(present)
+        keys = distinct([*present, *(row["_id"] for row in rows)])
+        yield from self._mend_keys(keys)
         self.written += len(present)
-        self.removed += len(found) - len(present)
+        self.removed += len(keys) - len(present)
 
     def _mend_keys(self, keys: Sequence[Any]) -> Plan[None]:
         yield from mend(self.graph, self.server, self.entry, keys, before=self.lease.check)

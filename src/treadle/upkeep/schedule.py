@@ -23,8 +23,8 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.lease import Lease, LeaseLost
-from treadle.engine.older import has_older
 from treadle.engine.pages import go_through
+from treadle.engine.version_upgrade import has_outdated
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -266,7 +266,7 @@ class Scheduler:
         mergeable = [rule for rule in mergeable if rule.to is None]
         older = False
         for source in {rule.source for rule in mergeable}:
-            older = older or (yield from has_older(source))
+            older = older or (yield from has_outdated(source))
         has_archive = any(rule.source.sources.archive is not None for rule in mergeable)
         if entry.feeds or entry.group is not None or older or has_archive:
             # Others follow from it, or a source must be converted: a merge on the server does neither.

@@ -14,8 +14,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.engine.older import has_older
-from treadle.engine.version_upgrade import upgrade_stored
+from treadle.engine.version_upgrade import has_outdated, upgrade_stored
 from treadle.engine.work import Busy
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
@@ -66,7 +65,7 @@ def lock_idle(tree: Tree) -> Plan[None]:
 def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
     """Store nodes of older versions in the current one, since only there are their places known."""
     entry = tree.entry
-    if not (yield from has_older(entry)):
+    if not (yield from has_outdated(entry)):
         return
     most = entry.limits.upgrade_chunk
     older = yield from find(entry.collection, entry.versions.outdated_only, limit=most + 1)
