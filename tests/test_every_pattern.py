@@ -33,7 +33,7 @@ from tests import outside
 from treadle import Document, Id
 from treadle.graph.declarations import declarations
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Pattern, Rule
+from treadle.graph.rule import Pattern, Rule
 from treadle.patterns.approximation.rule import Approximate
 from treadle.patterns.archive.rule import Archive
 from treadle.patterns.attributes import Attributes

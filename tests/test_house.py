@@ -129,7 +129,7 @@ def test_no_pattern_imports_another():
 
 
 def test_patterns_are_reached_through_their_interface():
-    """No room below names a pattern: graph/pattern.py is all that it knows."""
+    """No room below names a pattern: graph/rule.py is all that it knows."""
     below = [each for each in INNER if house.room(each.importer) in ("graph", "engine", "upkeep", "store")]
     assert set() == pairs([each for each in below if house.room(each.imported) == "patterns"])
 

@@ -25,7 +25,7 @@ from tests.upkeep.followed import leading, read
 from tests.world.known import allowed, world_named
 from tests.world.play import Play
 from treadle import Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
-from treadle.engine import contention, fill, lease, named, pipelines, react, writes
+from treadle.engine import alternate_keys, contention, lease, pipelines, propagate, references, updates
 from treadle.engine.lease import LeaseLost
 from treadle.errors import TreadleError
 from treadle.graph.aggregate import (
@@ -39,7 +39,7 @@ from treadle.graph.aggregate import (
 )
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.patterns import links
 from treadle.patterns.archive import moves
 from treadle.patterns.extended_reference import ReferenceRule
@@ -76,7 +76,7 @@ def copies_are_found_by_their_old_value(patch: Patch) -> None:
             yield from update_many("items", {"owner.name": old}, {"$set": {"owner": card}})
         return []
 
-    patch.setattr(react, "_copy", copy)
+    patch.setattr(propagate, "_copy", copy)
 
 
 def an_average_of_averages(patch: Patch) -> None:
@@ -201,7 +201,7 @@ def history_has_one_state_per_commit(patch: Patch) -> None:
 
 
 def archived_documents_are_not_counted(patch: Patch) -> None:
-    patch.setattr(Entry, "counted_elsewhere", None)
+    patch.setattr(ModelEntry, "counted_elsewhere", None)
 
 
 def two_attributes_in_one_element(patch: Patch) -> None:
@@ -423,7 +423,7 @@ def inserts_write_no_guards(patch: Patch) -> None:
     def guard(collection: str, keys: Any) -> Any:
         yield from ()
 
-    for module in (named, fill, react):
+    for module in (alternate_keys, references, propagate):
         patch.setattr(module, "guard", guard)
 
 
@@ -635,7 +635,7 @@ def story_of_a_racing_update_in_history(database: Any) -> None:
     store.setup()
     store.insert_many([Policy(id=key) for key in range(3)])
     other.recover()
-    original = writes._Update._apply
+    original = updates._Update._apply
     RACING[:] = [lambda: other.update(Policy, 1, {"$set": {"holder": "Ben"}})]
 
     def apply(self: Any, *arguments: Any) -> Any:
@@ -645,7 +645,7 @@ def story_of_a_racing_update_in_history(database: Any) -> None:
         return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writes._Update, "_apply", apply)
+        patch.setattr(updates._Update, "_apply", apply)
         store.update_many(Policy, {}, {"$inc": {"premium": 1}})
     states = [(row["document"]["holder"], row["document"]["premium"]) for row in rows(database, 1)]
     assert [("Ada", 0), ("Ben", 0), ("Ben", 1)] == states
@@ -676,7 +676,7 @@ def story_of_a_racing_update_in_an_archive(database: Any) -> None:
 def history_is_made_from_an_earlier_read(patch: Patch) -> None:
     """`update_many` that makes its states of the documents as it read them first."""
     befores: dict[Any, Any] = {}
-    apply, record = writes._Update._apply, WrittenHistory.record
+    apply, record = updates._Update._apply, WrittenHistory.record
 
     def noting(self: Any, documents: Any, *rest: Any) -> Any:
         for each in documents:
@@ -693,7 +693,7 @@ def history_is_made_from_an_earlier_read(patch: Patch) -> None:
             outdated.append(change._replace(after=image))
         return record(self, outdated, ledger)
 
-    patch.setattr(writes._Update, "_apply", noting)
+    patch.setattr(updates._Update, "_apply", noting)
     patch.setattr(WrittenHistory, "record", recording)
 
 

@@ -58,7 +58,7 @@ from treadle import (
     migration,
 )
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Pattern, Place, Rule
+from treadle.graph.rule import Pattern, Place, Rule
 from treadle.plan.capabilities import Capabilities
 
 ROOT = Path(__file__).parent.parent

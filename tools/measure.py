@@ -153,7 +153,7 @@ def figures(measured: Sequence[Package], *, static: bool) -> list[Figure]:
     tests = sum(path.read_text(encoding="utf-8").count("\n") for path in (ROOT / "tests").rglob("*.py"))
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in GENERATED_PAGES]
     rule_file, entry_file = ROOT / "src/treadle/graph/rule.py", ROOT / "src/treadle/graph/model_entry.py"
-    both_file = ROOT / "src/treadle/graph/pattern.py"
+    both_file = ROOT / "src/treadle/graph/rule.py"
     _, methods = class_members(rule_file if rule_file.exists() else both_file, "Rule")
     attributes, _ = (
         class_members(entry_file, "ModelEntry") if entry_file.exists() else class_members(both_file, "Entry")

@@ -13,7 +13,7 @@ from pymongo import MongoClient
 
 from benchmarks.torture.replica_set import Cluster
 from benchmarks.torture.rounds import FAULTS, Remote, Result, run
-from treadle.store import shell
+from treadle.store import common
 
 # The faults of one slice, after which everything is compared and the next begins with an empty database.
 SLICE = 10
@@ -71,7 +71,7 @@ def slices(uri: str | None, failovers: int, seed: int, step_down: bool) -> Itera
             yield from _local(cluster, failovers, seed)
         return
     require_empty(uri)
-    remote, name = Remote(uri), shell.database_name(uri)
+    remote, name = Remote(uri), common.database_name(uri)
     faults = [FAULTS["step down"] if step_down else FAULTS["wait"]] * failovers
     for number, start in enumerate(range(0, len(faults), SLICE)):
         mode = "async" if number % 2 else "sync"
@@ -95,7 +95,7 @@ def _local(cluster: Cluster, failovers: int, seed: int) -> Iterator[Result]:
 
 def require_empty(uri: str) -> None:
     """Refuse a database that holds anything: what is in it would be written to, and in the end dropped."""
-    name = shell.database_name(uri)
+    name = common.database_name(uri)
     with MongoClient[dict[str, object]](uri, serverSelectionTimeoutMS=10_000) as client:
         names = client[name].list_collection_names()
     if names:
@@ -107,7 +107,7 @@ def require_empty(uri: str) -> None:
 
 def _clear(uri: str) -> None:
     with MongoClient[dict[str, object]](uri) as client:
-        client.drop_database(shell.database_name(uri))
+        client.drop_database(common.database_name(uri))
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tests import servers
 from treadle import Count, Document, Limits, Store
 from treadle.engine.lease import LeaseLost
 from treadle.plan import Plan, Raw, update_one
-from treadle.store import shell
+from treadle.store import common
 from treadle.upkeep.position import COLLECTION
 from treadle.upkeep.stream import Follower
 
@@ -114,8 +114,8 @@ def test_skipped_maintenance_is_noticed(cluster: Cluster, name: str, monkeypatch
 
 
 def test_a_dropped_majority_is_noticed(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "MAJORITY", WriteConcern(1))
-    monkeypatch.setitem(shell.TRANSACTION_OPTIONS, "write_concern", WriteConcern(1))
+    monkeypatch.setattr(common, "MAJORITY", WriteConcern(1))
+    monkeypatch.setitem(common.TRANSACTION_OPTIONS, "write_concern", WriteConcern(1))
     assert run(cluster, name, "sync", SEED, [FAULTS["cut off and kill"]]).account.lost
 
 

@@ -23,7 +23,7 @@ from pymongo.errors import PyMongoError
 from tests.kit.command_log import CommandLog
 from tests.streamed import Writer
 from treadle import DataError, Limits, Store
-from treadle.store import shell
+from treadle.store import common
 
 CONTEXT = multiprocessing.get_context("forkserver")
 SECONDS_MAX = 60.0
@@ -118,7 +118,7 @@ def work(
     of this process wrong.
     """
     if elsewhere:
-        shell.is_dead = lambda described: False
+        common.is_dead = lambda described: False
     if clock_seconds:
         set_clock_wrong(clock_seconds)
     with MongoClient[Any](uri) as client:

@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 from tests.support import long_transactions, transaction_lifetime
 from treadle import Approximate, AsyncStore, Count, Document, Limits, Store, TimedOut, UsageError
 from treadle.plan.capabilities import Capabilities
-from treadle.store import deadline, shell
+from treadle.store import common, deadline
 
 # Far more than any deadline here, and far less than what a call without one would take.
 SOON_SECONDS = 30.0
@@ -300,8 +300,8 @@ def test_the_timer_of_a_counter_has_nobodys_deadline(server: Any, database: Any,
 
 def test_open_bounds_a_server_that_hangs_unless_told_otherwise() -> None:
     uri = "mongodb://127.0.0.1:1/shop?heartbeatfrequencyms=9000"
-    assert {"connectTimeoutMS": 2_000} == shell.client_options(uri, {})
-    assert {"connectTimeoutMS": 7, "heartbeatFrequencyMS": 2_000} == shell.client_options(
+    assert {"connectTimeoutMS": 2_000} == common.client_options(uri, {})
+    assert {"connectTimeoutMS": 7, "heartbeatFrequencyMS": 2_000} == common.client_options(
         "mongodb://127.0.0.1:1/shop", {"connectTimeoutMS": 7}
     )
     with contextlib.closing(Store.open(uri, MODELS, appname="shop")) as store:

@@ -1,6 +1,6 @@
 """A group of writes that conflicts is split, so that one contended document does not starve the others.
 
-Covers: store/combine, store/turn
+Covers: store/batching, store/turn
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from tests.support import until
 from treadle import AsyncStore, Count, Document, Limits
-from treadle.store.combine import AsyncCombiner, Combiner
+from treadle.store.batching import AsyncCombiner, Combiner
 from treadle.store.turn import note_conflict
 
 

@@ -14,7 +14,7 @@ from pymongo.errors import DuplicateKeyError, InvalidOperation, ServerSelectionT
 
 from tests.support import Colour
 from treadle import AsyncStore, Count, DataError, Document, Store, UsageError
-from treadle.engine import intents
+from treadle.engine import fan_outs
 
 
 class Address(BaseModel):
@@ -345,10 +345,10 @@ def test_a_store_looks_for_what_a_crash_left_once_and_not_when_it_is_made(heard,
         store.__enter__()
     else:
         store.insert(Vote(club_id=1))
-    assert intents.COLLECTION in [body.get("find") for _, body in listener.commands]
+    assert fan_outs.COLLECTION in [body.get("find") for _, body in listener.commands]
     listener.clear()
     store.insert(Vote(club_id=1))
-    assert intents.COLLECTION not in [body.get("find") for _, body in listener.commands]
+    assert fan_outs.COLLECTION not in [body.get("find") for _, body in listener.commands]
 
 
 def test_entering_a_store_that_reaches_no_server_closes_its_client():

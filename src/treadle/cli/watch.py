@@ -45,7 +45,7 @@ def watch(
     import logging
 
     from treadle.cli import metrics
-    from treadle.store.shell import is_scheduled
+    from treadle.store.common import is_scheduled
 
     logger = logging.getLogger("treadle")
     logger.setLevel(logging.INFO)
@@ -113,7 +113,7 @@ def _run_due(store: AnyStore, call: Call, stopping: threading.Event) -> None:
     """Run what is due, again and again until it is time to stop."""
     from pymongo.errors import PyMongoError
 
-    from treadle.store.shell import is_scheduled
+    from treadle.store.common import is_scheduled
     from treadle.upkeep.schedule import jobs
 
     # Half of the shortest schedule, within bounds.

@@ -36,7 +36,7 @@ from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.server import local as server
 from treadle.store.blocking.store import Store
-from treadle.store.shell import local_uri
+from treadle.store.common import local_uri
 
 ACTIONS_SHOWN_MAX = 4
 LINE_LENGTH_MIN = 20

@@ -16,11 +16,11 @@ from treadle.engine.commit import merge, split
 from treadle.engine.contention import in_pieces
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
 from treadle.engine.inserts import Insert
+from treadle.engine.propagate import record
 from treadle.engine.protocol import WriteProtocol
-from treadle.engine.react import record
+from treadle.engine.updates import UpdateEach, UpdateOneDocument
 from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
 from treadle.engine.work import ChunkedWork, Work
-from treadle.engine.writes import UpdateEach, UpdateOneDocument
 from treadle.errors import BulkFailed, DataError, Failure, TreadleError, UsageError
 from treadle.graph import operations
 from treadle.graph.changes import Changes

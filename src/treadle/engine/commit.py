@@ -15,16 +15,16 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from treadle.engine import intents
+from treadle.engine import fan_outs
 from treadle.engine.contention import attempting, in_pieces
-from treadle.engine.react import UNBOUNDED, FanOut, react, record
+from treadle.engine.propagate import UNBOUNDED, FanOut, propagate, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.work import Failed, Work, as_they_are_now
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.graph.quarantine import set_aside
+from treadle.graph.rule import REVISION, ModelEntry, Rule
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, transact, update_many
 from treadle.plan.capabilities import Capabilities
@@ -59,8 +59,8 @@ class Commit:
                     # Each is a write of its own, though they share a commit.
                     yield from record(ledger, [*self.graph.spreading, *self.graph.recording])
             written = True
-            later = yield from react(self.graph, self.server, ledger, copies_max=copies_max)
-            pending = (yield from intents.record(later)) if later else []
+            later = yield from propagate(self.graph, self.server, ledger, copies_max=copies_max)
+            pending = (yield from fan_outs.record(later)) if later else []
             return (yield from _final(grouped, outcomes)), list(zip(later, pending, strict=True))
 
         try:
@@ -72,7 +72,7 @@ class Commit:
             outcomes, pending = yield from transact(lambda: attempt(0))
         for fan_out, intent in pending:
             try:
-                yield from intents.finish(self.graph, self.server, fan_out, intent)
+                yield from fan_outs.finish(self.graph, self.server, fan_out, intent)
             except Exception as error:
                 # The writes are committed and the intent with them; they must not seem to have failed.
                 label = fan_out.rule.place.label
@@ -104,13 +104,13 @@ class Commit:
     def _followed(self, body: Callable[[Changes], Plan[R]], *, joined: bool = False) -> Plan[R]:
         ledger = Changes(whole=True, joined=joined)
         outcome = yield from body(ledger)
-        yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+        yield from propagate(self.graph, self.server, ledger, copies_max=UNBOUNDED)
         return outcome
 
     # -- repair --------------------------------------------------------------------------------
 
     def mend(
-        self, entry: Entry[Any], keys: Sequence[Any], without: frozenset[Rule] = frozenset()
+        self, entry: ModelEntry[Any], keys: Sequence[Any], without: frozenset[Rule] = frozenset()
     ) -> Plan[list[Any]]:
         """Recompute what these documents derive, and what that feeds; the keys of those that changed.
 
@@ -126,7 +126,7 @@ class Commit:
             def mend() -> Plan[list[Any]]:
                 ledger = Changes()
                 changed = yield from rewrite(self.server, recomputation, some, ledger, exact=True)
-                yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+                yield from propagate(self.graph, self.server, ledger, copies_max=UNBOUNDED)
                 return changed
 
             return (yield from transact(attempting(mend, hold, len(some))))

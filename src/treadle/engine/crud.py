@@ -18,7 +18,7 @@ from treadle.engine.version_upgrade import matches_outdated, read_current
 from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.model.codec import Codec
 from treadle.model.document import Document
@@ -60,7 +60,7 @@ class translated:
         self,
         name: str,
         documents: Sequence[Mapping[str, Any]] = (),
-        entry: Entry[Any] | None = None,
+        entry: ModelEntry[Any] | None = None,
         *,
         translate: Callable[..., Exception] = translate,
     ) -> None:
@@ -84,7 +84,7 @@ class translated:
             raise better from error
 
 
-def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
+def dump(entry: ModelEntry[D], document: D, altered: list[Any]) -> Raw:
     """The document to store; refuses what the server would."""
     try:
         return entry.codec.dump(document, altered)
@@ -93,7 +93,7 @@ def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
 
 
 def dump_all(
-    entry: Entry[D], documents: Sequence[D], altered: list[Any], codec: Codec[D] | None = None
+    entry: ModelEntry[D], documents: Sequence[D], altered: list[Any], codec: Codec[D] | None = None
 ) -> list[Raw]:
     """The documents to store, by the entry's codec or another; refuses what the server would."""
     codec = codec or entry.codec
@@ -103,7 +103,7 @@ def dump_all(
         raise too_deep(entry.model.__name__) from None
 
 
-def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
+def as_stored(entry: ModelEntry[D], document: D, raw: Raw, altered: list[Any]) -> D:
     """The document as a later read will show it; asked for before anything is written."""
     document.__pydantic_fields_set__.add("id")
     if not altered:
@@ -118,7 +118,7 @@ def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
         ) from None
 
 
-def insert(entry: Entry[D], document: D) -> Plan[D]:
+def insert(entry: ModelEntry[D], document: D) -> Plan[D]:
     """Store one new document."""
     altered: list[Any] = []
     raw = dump(entry, document, altered)
@@ -133,7 +133,7 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
     return stored
 
 
-def insert_many(entry: Entry[D], documents: Iterable[D], together: bool = True) -> Plan[list[D]]:
+def insert_many(entry: ModelEntry[D], documents: Iterable[D], together: bool = True) -> Plan[list[D]]:
     """Store new documents, all or none of each chunk; one after another if not `together`."""
     documents = list(documents)
     if not documents:
@@ -181,7 +181,7 @@ def insert_or_undo(collection: str, raws: Sequence[Raw]) -> Plan[None]:
 
 
 def insert_past_refused(
-    entry: Entry[D], documents: Sequence[D]
+    entry: ModelEntry[D], documents: Sequence[D]
 ) -> Plan[tuple[list[D], dict[int, Exception]]]:
     """Store those documents that can be; these, and by position why the others were refused."""
     name, refused = entry.model.__name__, dict[int, Exception]()
@@ -209,7 +209,7 @@ def insert_past_refused(
     return [each for each, at in zip(stored, positions, strict=True) if at not in refused], refused
 
 
-def get(entry: Entry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
+def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
     """The document with this id, or None."""
     key = entry.identity(identity)
     chosen: tuple[Any, ...] = (entry.one(key),)
@@ -222,7 +222,7 @@ def get(entry: Entry[Any], identity: Any, card: Card[Any] | None = None) -> Plan
 
 
 def find_first(
-    entry: Entry[Any], filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
+    entry: ModelEntry[Any], filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
 ) -> Plan[Any]:
     """The first document that matches, or None."""
     cleaned, keys = parse_filter(entry.field_paths, filter), sort_keys(sort, entry.field_paths)
@@ -241,18 +241,18 @@ def find_first(
     return None if raw is None else loader(entry, card)(raw)
 
 
-def named(entry: Entry[Any], filter: Raw) -> list[Any]:
+def named(entry: ModelEntry[Any], filter: Raw) -> list[Any]:
     """The id of the one document that a filter means and that nothing else is asked of; else nothing."""
     key = filter.get("_id")
     return [key] if type(key) in NAMING and filter == entry.one(key) else []
 
 
-def loader(entry: Entry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
+def loader(entry: ModelEntry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
     """What makes of a document what the caller asked for."""
     return entry.codec.load if card is None else card.load
 
 
-def shown(entry: Entry[Any], raws: list[Raw], card: Card[Any] | None) -> Plan[list[Raw | None]]:
+def shown(entry: ModelEntry[Any], raws: list[Raw], card: Card[Any] | None) -> Plan[list[Raw | None]]:
     """Documents as the current version has them; None for one that was deleted meanwhile."""
     if not entry.versions.is_versioned:
         return list(raws)
@@ -280,7 +280,7 @@ def check_window(skip: Any, limit: Any) -> None:
 
 
 def find_command(
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     filter: Any,
     sort: Sort | None,
     skip: int,
@@ -301,7 +301,7 @@ def find_command(
 
 
 def _sorted_by_names(
-    entry: Entry[Any], cleaned: Raw, options: Mapping[str, Any], projection: Mapping[str, Any] | None
+    entry: ModelEntry[Any], cleaned: Raw, options: Mapping[str, Any], projection: Mapping[str, Any] | None
 ) -> Read:
     """The same by a pipeline, for a sort by what a map stored as pairs holds."""
     sorting, tidying = sorting_stages(entry.codec, options["sort"])
@@ -311,14 +311,14 @@ def _sorted_by_names(
     return Read(entry.collection, "aggregate", (stages,), {"allowDiskUse": True})
 
 
-def count(entry: Entry[Any], filter: Any) -> Plan[int]:
+def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
     """How many documents match."""
     cleaned = parse_filter(entry.field_paths, filter)
     with translated(entry.model.__name__, [cleaned]):
         return (yield from count_documents(entry.collection, cleaned))
 
 
-def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
+def which(entry: ModelEntry[Any], id_or_filter: Any) -> dict[str, Any]:
     """A filter from what may be an id; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
         return parse_filter(entry.field_paths, id_or_filter)
@@ -326,7 +326,7 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
 
 
 def update_one_raw(
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     chosen: Raw,
     update: Any,
     sort: Any = None,
@@ -346,7 +346,7 @@ def update_one_raw(
     return raw
 
 
-def update_many_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[int]:
+def update_many_raw(entry: ModelEntry[Any], chosen: Raw, update: Any) -> Plan[int]:
     """Update all that match; raises `NotAlone` where an outdated one must be upgraded first."""
     if entry.versions.is_versioned:
         if (yield from matches_outdated(entry, chosen)):
@@ -356,7 +356,7 @@ def update_many_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[int]:
     return result.matched_count
 
 
-def gone(entry: Entry[Any], identity: Any, done: str = "replaced") -> DataError:
+def gone(entry: ModelEntry[Any], identity: Any, done: str = "replaced") -> DataError:
     return DataError(
         f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be {done}; "
         + (
@@ -374,7 +374,7 @@ def check_returns(returns: Any) -> None:
         raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
 
 
-def require_filter(entry: Entry[Any], filter: Any) -> None:
+def require_filter(entry: ModelEntry[Any], filter: Any) -> None:
     """Refuse None where all documents would be written by mistake; {} says so on purpose."""
     if filter is None:
         raise UsageError(

@@ -10,20 +10,20 @@ from bson import ObjectId
 from pymongo import UpdateOne
 
 from treadle.engine import crud
-from treadle.engine.burials import bury, burying
-from treadle.engine.checked import as_written
 from treadle.engine.inserts import refuse_group
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields
+from treadle.engine.soft_delete import bury, burying
+from treadle.engine.updates import UpdateManyDocuments, follow_own
+from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded
 from treadle.engine.work import ChunkedWork, Work, only
-from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -49,7 +49,7 @@ D = TypeVar("D", bound=Document)
 _CONCERNED = ("before_delete", "after_delete", "record")
 
 
-def restricting(entry: Entry[Any]) -> list[CopyRule]:
+def restricting(entry: ModelEntry[Any]) -> list[CopyRule]:
     """The references that forbid a deletion, however they are maintained."""
     return [rule for rule in entry.feeding(CopyRule, None) if rule.on_delete == "restrict"]
 
@@ -59,7 +59,7 @@ class _Delete:
 
     shows_document = False
 
-    def __init__(self, entry: Entry[Any]) -> None:
+    def __init__(self, entry: ModelEntry[Any]) -> None:
         refuse_group(entry, "deleted")
         self.entry = entry
 
@@ -77,7 +77,7 @@ class _Delete:
 class DeleteOneDocument(_Delete, Work[D | None]):
     """A deletion of one document, which others may have to follow."""
 
-    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+    def __init__(self, entry: ModelEntry[D], id_or_filter: Any) -> None:
         super().__init__(entry)
         self.filter = crud.which(entry, id_or_filter)
 
@@ -146,7 +146,7 @@ class DeleteEach(_Delete, Work[list[Raw | None]]):
 class DeleteManyDocuments(_Delete, ChunkedWork):
     """A deletion of the documents of one chunk."""
 
-    def __init__(self, entry: Entry[Any], filter: Any, *, for_good: Raw | None = None) -> None:
+    def __init__(self, entry: ModelEntry[Any], filter: Any, *, for_good: Raw | None = None) -> None:
         super().__init__(entry)
         crud.require_filter(entry, filter)
         # Whether documents that are deleted already are removed.
@@ -180,7 +180,7 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
 
 
 def delete_documents(
-    entry: Entry[Any], befores: Sequence[Raw], ledger: Changes, *, for_good: bool = False
+    entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes, *, for_good: bool = False
 ) -> Plan[dict[Any, Raw]]:
     """Delete documents that were just read, and what depends on them; what is left of them, by frozen id.
 
@@ -209,7 +209,7 @@ def delete_documents(
 
 
 def follow_deletions(
-    entry: Entry[Any], befores: Sequence[Raw], ledger: Changes, *, removed: bool = True
+    entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes, *, removed: bool = True
 ) -> Plan[None]:
     """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
     yield from check_restrictions(restricting(entry), befores)
@@ -219,7 +219,7 @@ def follow_deletions(
 
 
 def follow_references(
-    entry: Entry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], ledger: Changes
+    entry: ModelEntry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], ledger: Changes
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     most = entry.limits.cascade_max
@@ -239,7 +239,7 @@ def follow_references(
             yield from detach(rule, referring, keys, ledger)
 
 
-def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
+def _too_large(entry: ModelEntry[Any], rule: CopyRule) -> UsageError:
     return UsageError(
         f"more than {entry.limits.cascade_max:,} {rule.target.model.__name__} documents refer to this "
         f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
@@ -247,7 +247,7 @@ def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
     )
 
 
-def smaller_first(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:
+def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:
     """What to do first, in chunks, where too many documents refer to those to be deleted.
 
     Each chunk is right in itself, and what remains afterwards is small. A

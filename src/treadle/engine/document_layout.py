@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from treadle.engine import bulk, crud, places, reads, upserts
-from treadle.engine.burials import Restore, purged, require_tombstone
 from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
 from treadle.engine.field_changes import ChangeFields
 from treadle.engine.inserts import Insert
@@ -18,14 +17,15 @@ from treadle.engine.prompt import Prompt
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import Replace
+from treadle.engine.soft_delete import Restore, purged, require_tombstone
+from treadle.engine.updates import UpdateManyDocuments, UpdateOneDocument
 from treadle.engine.work import Work
-from treadle.engine.writes import UpdateManyDocuments, UpdateOneDocument
 from treadle.errors import BulkFailed, DataError, Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.layout import Layout
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.model.document import Document
 from treadle.model.encodable import ENCODING_ERRORS, not_storable
@@ -39,11 +39,11 @@ R = TypeVar("R")
 class DocumentLayout(Layout[D]):
     """Documents one by one: a plain command, or a work where others follow."""
 
-    entry: Entry[D]
+    entry: ModelEntry[D]
     # Whether bulk loads may take several commits, so that one refused document must not undo others.
     inserts_apart = False
 
-    def __init__(self, entry: Entry[D], protocol: WriteProtocol) -> None:
+    def __init__(self, entry: ModelEntry[D], protocol: WriteProtocol) -> None:
         self.entry = entry
         self.protocol = protocol
         self.prompt = Prompt(entry, protocol.index_check.pending)
@@ -175,7 +175,7 @@ class DocumentLayout(Layout[D]):
         works = []
         for model, run in groupby(documents, type):
             same = list(run)
-            entry: Entry[D] = self.protocol.graph.entry(model)
+            entry: ModelEntry[D] = self.protocol.graph.entry(model)
             works += [Insert(entry, same[at : at + most]) for at in range(0, len(same), most)]
         return works
         yield  # pragma: no cover (a layout may read before it decides)
@@ -217,7 +217,7 @@ class DocumentLayout(Layout[D]):
                 f"{type(insert).__name__}",
                 code="model-unknown",
             )
-        inserted: Entry[D] = self.protocol.graph.entry(type(insert))
+        inserted: ModelEntry[D] = self.protocol.graph.entry(type(insert))
         return upserts.Upsert(self.entry, inserted, filter, update, insert)
 
     def work(self, operation: Operation) -> Work[Any]:
@@ -268,7 +268,7 @@ class DocumentLayout(Layout[D]):
         return self.protocol.write_chunks(DeleteManyDocuments(self.entry, {}, for_good=chosen))
 
 
-def layout_of(entry: Entry[D], protocol: WriteProtocol) -> Layout[D]:
+def layout_of(entry: ModelEntry[D], protocol: WriteProtocol) -> Layout[D]:
     """Return how the documents of a model are stored and called."""
     default = DocumentLayout(entry, protocol)
     own = (rule.layout(default) for rule in entry.answering("layout"))

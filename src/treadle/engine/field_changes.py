@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from treadle.engine.touches import unchanged, why_not
-from treadle.engine.writes import UpdateOneDocument
+from treadle.engine.auto_fields import unchanged, why_not
+from treadle.engine.updates import UpdateOneDocument
 from treadle.errors import InvalidValue, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id
@@ -25,7 +25,7 @@ D = TypeVar("D", bound=Document)
 class ChangeFields(UpdateOneDocument[D]):
     """Some fields, by their Python names, of a document that the caller has read."""
 
-    def __init__(self, entry: Entry[D], document: D, fields: Mapping[str, Any]) -> None:
+    def __init__(self, entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> None:
         raw, update = change_of(entry, document, fields)
         super().__init__(entry, document.id, update)
         self.identity = raw["_id"]
@@ -45,7 +45,7 @@ class ChangeFields(UpdateOneDocument[D]):
         return raw
 
 
-def change_of(entry: Entry[D], document: D, fields: Mapping[str, Any]) -> tuple[Raw, Raw]:
+def change_of(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> tuple[Raw, Raw]:
     """A document with other values in these fields, as it is stored, and the update that writes them."""
     changed = _with(entry, document, fields)
     # In the current version, whatever this Store writes: an update speaks of that one.
@@ -57,7 +57,7 @@ def change_of(entry: Entry[D], document: D, fields: Mapping[str, Any]) -> tuple[
     return raw, {key: value for key, value in {"$set": sets, "$unset": gone}.items() if value}
 
 
-def _with(entry: Entry[D], document: D, fields: Mapping[str, Any]) -> D:
+def _with(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> D:
     """The document with other values in these fields, validated as a whole."""
     model, known = entry.model.__name__, entry.codec.by_name
     if not fields or "id" in fields:

@@ -7,17 +7,17 @@ from typing import Any
 
 from treadle.engine.commit import Commit
 from treadle.engine.pages import by_ids
-from treadle.engine.writes import follow_own
+from treadle.engine.updates import follow_own
 from treadle.graph.changes import Changes
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 
 
 def perform(
-    graph: Graph, server: Capabilities, entry: Entry[Any], store: Callable[[], Plan[list[Raw]]]
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], store: Callable[[], Plan[list[Raw]]]
 ) -> Plan[int]:
     """Store documents in the current version, and let others follow; how many.
 

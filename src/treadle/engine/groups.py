@@ -18,14 +18,14 @@ from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import readable
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import KEY, distinct, freeze
 
 
-def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
+def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
     """The keys of groups that have sources and no document, or several documents.
 
     Of groups with outdated sources all are listed. Documents without sources are found when they are read.
@@ -49,19 +49,21 @@ def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
     return [*group.key.stages(None, False), *only, {"$group": {"_id": f"${KEY}"}}]
 
 
-def group_keys(entry: Entry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
+def group_keys(entry: ModelEntry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
     """The ids of the rows that stages give for the sources of all groups."""
     group = entry.group
     reading = group.source.sources.group(group.condition, stages, reads=group.source_paths, outdated=outdated)
     return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 
-def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
+def described(entry: ModelEntry[Any], key: Sequence[Any]) -> Raw:
     """A group's key, as a finding shows it."""
     return dict(zip(entry.group.key.targets, key, strict=True))
 
 
-def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger: Changes) -> Plan[Arranged]:
+def arrange(
+    server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any], ledger: Changes
+) -> Plan[Arranged]:
     """Inside a transaction, let each of these groups have one document if it has sources, else none.
 
     A document that is made here has all its values, so that its formulas can be computed.
@@ -102,7 +104,7 @@ class Arranged:
     removed: list[Any]
 
 
-def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
+def examine_groups(server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Groups without a document, and documents beyond the first of their group."""
     group = entry.group
     values = yield from recompute([group], keys, server)
@@ -124,14 +126,14 @@ def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any])
     return findings
 
 
-def orphan(entry: Entry[Any], document: Raw) -> Finding:
+def orphan(entry: ModelEntry[Any], document: Raw) -> Finding:
     """The document of a group that has no sources."""
     group = entry.group
     path, key_fields = ", ".join(group.key.targets), described(entry, entry.key_of(document))
     return Finding(group.pattern, entry.model.__name__, document["_id"], path, key_fields, None)
 
 
-def keys_found(entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
+def keys_found(entry: ModelEntry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
     """The groups that findings are about."""
     group = entry.group
     keys: dict[Any, Any] = {}

@@ -33,7 +33,7 @@ from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, outside
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED
@@ -54,13 +54,13 @@ class IndexCheck:
         # The entries, one per collection, whose unique indexes were not all seen yet.
         self._unseen = {each for each in collections if unique_indexes(each)}
         # What the next write of a model looks for. A Store without unique indexes never looks.
-        self.pending: dict[Entry[Any], list[Entry[Any]]] = {}
+        self.pending: dict[ModelEntry[Any], list[ModelEntry[Any]]] = {}
         for entry in graph.entries.values() if self._unseen else ():
             relied = [each for each in _relied_on(entry) if each in self._unseen]
             if relied or not entry.plain:
                 self.pending[entry] = relied
 
-    def require(self, entries: Iterable[Entry[Any]]) -> Plan[None]:
+    def require(self, entries: Iterable[ModelEntry[Any]]) -> Plan[None]:
         """Raise `UsageError` while the server lacks a unique index on which writes of these models rely."""
         for entry in entries:
             if entry in self.pending:
@@ -70,7 +70,7 @@ class IndexCheck:
         """Look no more: `setup()` has just made what is declared."""
         self.pending.clear()
 
-    def _look(self, entry: Entry[Any]) -> Plan[None]:
+    def _look(self, entry: ModelEntry[Any]) -> Plan[None]:
         for each in self.pending.get(entry, ()):
             if each in self._unseen:
                 yield from require_unique_indexes(each, entry)
@@ -83,7 +83,7 @@ class IndexCheck:
                 _warn((yield from _missing(self._graph)))
 
 
-def require_unique_indexes(entry: Entry[Any], writing: Entry[Any] | None = None) -> Plan[None]:
+def require_unique_indexes(entry: ModelEntry[Any], writing: ModelEntry[Any] | None = None) -> Plan[None]:
     """Raise `UsageError` unless the collection has each unique index that its models declare."""
     try:
         present = yield from existing_indexes(entry.collection)
@@ -100,12 +100,14 @@ def require_unique_indexes(entry: Entry[Any], writing: Entry[Any] | None = None)
         raise _index_missing(entry, writing or entry, missing) from None
 
 
-def unique_indexes(entry: Entry[Any]) -> list[IndexModel]:
+def unique_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
     """The unique indexes that the models of a collection declare."""
     return [index for index in declared_indexes(entry) if index.document.get("unique")]
 
 
-def _index_missing(entry: Entry[Any], writing: Entry[Any], missing: Sequence[IndexModel]) -> UsageError:
+def _index_missing(
+    entry: ModelEntry[Any], writing: ModelEntry[Any], missing: Sequence[IndexModel]
+) -> UsageError:
     listed = ", ".join(describe_index(index.document) for index in missing)
     return UsageError(
         f"{writing.model.__name__} cannot be written while the collection {entry.collection!r} lacks the "
@@ -125,7 +127,7 @@ def _is_ensured(declared: Mapping[str, Any], present: Sequence[Raw]) -> bool:
     return any(is_same(each, declared) or is_stricter(each) for each in present)
 
 
-def _relied_on(entry: Entry[Any]) -> list[Entry[Any]]:
+def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
     """The entries, one per collection, whose unique indexes keep a write of a model right.
 
     Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
@@ -137,9 +139,9 @@ def _relied_on(entry: Entry[Any]) -> list[Entry[Any]]:
     return list(dict.fromkeys(each.root for each in (entry, *groups, *named)))
 
 
-def _followers(entry: Entry[Any]) -> list[Entry[Any]]:
+def _followers(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
     """The models that a write of this one may change in the same commit."""
-    followers: list[Entry[Any]] = []
+    followers: list[ModelEntry[Any]] = []
     waiting = [rule.target for rule in entry.feeds]
     while waiting:
         target = waiting.pop()

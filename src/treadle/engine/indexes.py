@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.document import Indexed
@@ -58,7 +58,7 @@ def existing_collections() -> Plan[dict[str, Raw]]:
     return collections
 
 
-def require_collection(entry: Entry[Any], existing: Mapping[str, Any]) -> None:
+def require_collection(entry: ModelEntry[Any], existing: Mapping[str, Any]) -> None:
     if existing["type"] != "collection":
         raise DataError(
             f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
@@ -68,7 +68,7 @@ def require_collection(entry: Entry[Any], existing: Mapping[str, Any]) -> None:
 
 
 def set_up_collection(
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     existing: Raw | None,
     schema: Raw | None,
     actions: list[Action],
@@ -98,13 +98,13 @@ def set_up_collection(
     return None if now == options or (schema is None and not now["validator"]) else (now, options)
 
 
-def change_validator(entry: Entry[Any], options: Raw, detail: str, actions: list[Action]) -> Plan[None]:
+def change_validator(entry: ModelEntry[Any], options: Raw, detail: str, actions: list[Action]) -> Plan[None]:
     actions.append(Action("change validator", entry.collection, detail))
     yield from database_command({"collMod": entry.collection, **options})
 
 
 def set_up_indexes(
-    entry: Entry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
+    entry: ModelEntry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
 ) -> Plan[None]:
     for change in changed:
         detail = f"{change['name']} expires after {change['expireAfterSeconds']} s"
@@ -156,7 +156,7 @@ def describe_index(document: Mapping[str, Any]) -> str:
     return f"{document['name']} ({keys})" + (" unique" if document.get("unique") else "")
 
 
-def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
+def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
     """The indexes that a model asks for, from its fields and its class keyword."""
     indexes: list[IndexModel] = []
     texts: dict[str, int] = {}
@@ -182,7 +182,7 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
     return [*chosen, *_names(entry, unique_keys)]
 
 
-def _names(entry: Entry[Any], known: Collection[tuple[str, ...]]) -> Iterator[IndexModel]:
+def _names(entry: ModelEntry[Any], known: Collection[tuple[str, ...]]) -> Iterator[IndexModel]:
     """The unique indexes of the fields by which others name documents of a model, but for those `known`."""
     for each in [entry, *entry.below]:
         for path, named in each.named_by.items():
@@ -197,7 +197,7 @@ def _names(entry: Entry[Any], known: Collection[tuple[str, ...]]) -> Iterator[In
             yield IndexModel([(path, 1)], unique=True, **partial)
 
 
-def _living(entry: Entry[Any], index: IndexModel) -> IndexModel:
+def _living(entry: ModelEntry[Any], index: IndexModel) -> IndexModel:
     """A unique index without the deleted documents of its model; one that says which it holds is as it is."""
     document = index.document
     said = document.get("partialFilterExpression") or document.get("sparse")
@@ -215,7 +215,7 @@ def _text_index(weights: dict[str, int]) -> IndexModel:
     return IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
 
 
-def _marked(entry: Entry[Any]) -> list[tuple[str, StoredField, Indexed]]:
+def _marked(entry: ModelEntry[Any]) -> list[tuple[str, StoredField, Indexed]]:
     return list(_marks(entry.codec, "", ()))
 
 
@@ -233,7 +233,7 @@ def _marks(
             yield from _marks(codec_of(model), f"{prefix}{field.stored}.", (*inside, codec.model))
 
 
-def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
+def field_index(entry: ModelEntry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     path = prefix + field.stored
     options: Raw = dict(mark.options)
     if mark.unique:
@@ -263,7 +263,7 @@ def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexe
     return IndexModel([(path, -1 if mark.descending else 1)], **options)
 
 
-def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
+def _partial(entry: ModelEntry[Any], path: str, unique: bool, own: Raw) -> Raw:
     """Which documents an index on a kind's field holds; a query on the kind must be seen to lie within.
 
     Those of its kinds, and if it is unique only those that have a value.
@@ -273,7 +273,7 @@ def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
 
 
 def compare_indexes(
-    entry: Entry[Any], present: list[Raw], expected: list[IndexModel] | None = None
+    entry: ModelEntry[Any], present: list[Raw], expected: list[IndexModel] | None = None
 ) -> tuple[list[IndexModel], list[Raw]]:
     """The indexes to make, and the ones whose expiry is to change."""
     missing: list[IndexModel] = []
@@ -295,7 +295,7 @@ def compare_indexes(
     return missing, changed
 
 
-def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> list[IndexModel]:
+def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]) -> list[IndexModel]:
     """The indexes that the patterns need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
@@ -373,7 +373,7 @@ def _clashes(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     )
 
 
-def _conflict(entry: Entry[Any], expected: Mapping[str, Any], present: Mapping[str, Any]) -> DataError:
+def _conflict(entry: ModelEntry[Any], expected: Mapping[str, Any], present: Mapping[str, Any]) -> DataError:
     return DataError(
         f"{entry.model.__name__} asks for the index {describe_index(expected)} on {entry.collection}, but "
         f"there is {describe_index(present)} with other options; drop that one, or declare it as it is",
@@ -381,7 +381,9 @@ def _conflict(entry: Entry[Any], expected: Mapping[str, Any], present: Mapping[s
     )
 
 
-def _duplicates(entry: Entry[Any], document: Mapping[str, Any], error: OperationFailure) -> Plan[DataError]:
+def _duplicates(
+    entry: ModelEntry[Any], document: Mapping[str, Any], error: OperationFailure
+) -> Plan[DataError]:
     """Which keys stand in the way of a unique index."""
     paths = list(dict(document["key"]))
     match: Raw = to_bson(document.get("partialFilterExpression", {}), [])

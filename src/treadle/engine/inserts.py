@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written
-from treadle.engine.fill import compute_formulas, fill_own, require_filled
-from treadle.engine.named import guard_arrivals
+from treadle.engine.alternate_keys import guard_arrivals
+from treadle.engine.auto_fields import stamp
 from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.engine.touches import stamp
+from treadle.engine.references import compute_formulas, fill_own, require_filled
+from treadle.engine.validation import as_written
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.model.encodable import check_batch
@@ -42,7 +42,7 @@ from treadle.query.paths import put, value_at
 D = TypeVar("D", bound=Document)
 
 
-def refuse_group(entry: Entry[Any], done: str) -> None:
+def refuse_group(entry: ModelEntry[Any], done: str) -> None:
     """Refuse what would make, replace or remove the document of a group."""
     if entry.group is not None:
         source = entry.group.source
@@ -57,10 +57,10 @@ def refuse_group(entry: Entry[Any], done: str) -> None:
 class Insert(Work[list[D]]):
     """New documents of one model."""
 
-    entry: Entry[D]
+    entry: ModelEntry[D]
 
     def __init__(
-        self, entry: Entry[D], documents: Sequence[D], given: Mapping[Rule, Sequence[Any]] | None = None
+        self, entry: ModelEntry[D], documents: Sequence[D], given: Mapping[Rule, Sequence[Any]] | None = None
     ) -> None:
         refuse_group(entry, "inserted")
         self.entry = entry

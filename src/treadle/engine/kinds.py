@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from treadle.engine import crud
+from treadle.engine.alternate_keys import guard_arrivals
 from treadle.engine.deletes import check_restrictions, follow_references, restricting
 from treadle.engine.indexes import declared_indexes
-from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.replaces import Replace
@@ -25,7 +25,7 @@ from treadle.graph.card import Card
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
@@ -43,7 +43,7 @@ _OPERATORS = re.compile(r'["\\]|(?<!\w)-+')
 
 
 def search_command(
-    entry: Entry[Any], text: Any, filter: Any, limit: int | None, card: Card[Any] | None = None
+    entry: ModelEntry[Any], text: Any, filter: Any, limit: int | None, card: Card[Any] | None = None
 ) -> Read:
     """The command whose cursor streams what holds the words, the best match first."""
     if not isinstance(text, str) or not text.strip():
@@ -66,14 +66,14 @@ def search_command(
     return replace(command, arguments=(sought, *command.arguments[1:]), options=options)
 
 
-def _has_text_index(entry: Entry[Any]) -> bool:
+def _has_text_index(entry: ModelEntry[Any]) -> bool:
     return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.root))
 
 
 # -- change of kind -----------------------------------------------------------------------------
 
 
-def former(graph: Graph, document: Document, was: Any) -> Entry[Any]:
+def former(graph: Graph, document: Document, was: Any) -> ModelEntry[Any]:
     """The entry of the kind that a document is said to have had."""
     entry = graph.entry(type(document))
     before = graph.entry(was)

@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.errors import UsageError
 from treadle.graph.outcomes import Pace, Progress, Report, resting
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, count_documents, find
@@ -25,7 +25,7 @@ def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
 
 
 def go_through(
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     limit: int,
     visit: Callable[[Sequence[Raw]], Plan[None]],
     report: Report | None = None,
@@ -58,7 +58,7 @@ def go_through(
 
 
 def go_through_sample(
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     limit: int,
     sample: float,
     visit: Callable[[Sequence[Raw]], Plan[None]],
@@ -97,7 +97,7 @@ def go_through_sample(
     return done
 
 
-def projection_of(entry: Entry[Any]) -> Raw | None:
+def projection_of(entry: ModelEntry[Any]) -> Raw | None:
     """What is read of documents to examine them; None for all."""
     projection: Raw = {}
     for rule in entry.rules:

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import build_formula_stages
-from treadle.graph.pattern import REVISION, Entry, Touch
+from treadle.graph.rule import REVISION, ModelEntry, Touch
 from treadle.plan import Raw
 from treadle.query.comparison import identical
 
@@ -18,7 +18,7 @@ BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
 class Derivation:
     """What one model derives, and what is derived from it, as its writes need to know it."""
 
-    def __init__(self, entry: Entry[Any]) -> None:
+    def __init__(self, entry: ModelEntry[Any]) -> None:
         self.gathers = entry.having(GatherRule)
         self.copies = entry.having(CopyRule)
         self.locals = entry.having(LocalRule)
@@ -75,7 +75,7 @@ class Derivation:
         self.last_level = max((rule.level for rule in self.feeds), default=0)
 
 
-def derivation(entry: Entry[Any]) -> Derivation:
+def derivation(entry: ModelEntry[Any]) -> Derivation:
     """The derivation of a model, made once."""
     if entry.derivation is None:
         entry.derivation = Derivation(entry)
@@ -83,7 +83,7 @@ def derivation(entry: Entry[Any]) -> Derivation:
     return derived
 
 
-def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
+def update_pipeline(target: ModelEntry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
     """The one update of a target: values, what follows from them, then the formulas."""
     stages: list[Raw] = [{"$set": {**first, **BUMP}}]
     if second:
@@ -99,7 +99,7 @@ def changed_fields(before: Raw, after: Raw) -> Raw:
     }
 
 
-def formula_stages(target: Entry[Any]) -> list[Raw]:
+def formula_stages(target: ModelEntry[Any]) -> list[Raw]:
     """The target's formulas, those that read others after these."""
     return derivation(target).formula_stages
 

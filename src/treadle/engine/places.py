@@ -16,7 +16,7 @@ from treadle.engine import crud
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, skipping
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Call, Plan, Raw, Read
 from treadle.query.attributes import refuse_attributes
 from treadle.query.comparison import order_key
@@ -25,7 +25,7 @@ from treadle.query.filters import Sort, sort_keys
 KEYS = "_treadle_sort"
 
 
-def get(entry: Entry[Any], identity: Any, card: Card[Any] | None) -> Plan[Any]:
+def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None) -> Plan[Any]:
     """The document with this id, wherever it is, or None."""
     archive = entry.everything.archive
     assert archive is not None
@@ -47,7 +47,7 @@ class BothReader:
 
     def __init__(
         self,
-        entry: Entry[Any],
+        entry: ModelEntry[Any],
         filter: Any,
         sort: Sort | None,
         skip: int,

@@ -12,7 +12,7 @@ from collections.abc import Container
 from typing import Any, Generic, TypeVar
 
 from treadle.engine import crud
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.document import Document
 from treadle.plan import NO_OPTIONS, Call
 from treadle.plan.server_errors import translate
@@ -23,7 +23,7 @@ D = TypeVar("D", bound=Document)
 class Prompt(Generic[D]):
     """The calls on one model that may be one command each."""
 
-    def __init__(self, entry: Entry[D], pending: Container[Entry[Any]]) -> None:
+    def __init__(self, entry: ModelEntry[D], pending: Container[ModelEntry[Any]]) -> None:
         self.entry = entry
         # The models whose next write looks for unique indexes first.
         self._pending = pending

@@ -17,17 +17,17 @@ from typing import Any, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from treadle.engine import intents
+from treadle.engine import fan_outs
 from treadle.engine.commit import Commit
 from treadle.engine.index_check import IndexCheck
-from treadle.engine.react import copy_to, feeds_beyond
+from treadle.engine.propagate import copy_to, feeds_beyond
 from treadle.engine.work import Busy, ChunkedWork, Failed, NotAlone, Work, as_they_are_now
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Due, Entry
 from treadle.graph.quarantine import around
+from treadle.graph.rule import Due, ModelEntry
 from treadle.model.text import get_logger
 from treadle.plan import Plan, find, is_inside, server_facts, share
 from treadle.plan.server_errors import is_bug, surely_not_committed
@@ -111,7 +111,7 @@ class WriteProtocol:
                 outcome = yield from self._catch_up(part.entry, exposed, outcome, work.shows_document)
         return work.result(outcome)
 
-    def _catch_up(self, entry: Entry[Any], keys: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
+    def _catch_up(self, entry: ModelEntry[Any], keys: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
         """Let new documents meet those that were made meanwhile and refer to them; the outcome now."""
 
         def copy(ledger: Changes) -> Plan[None]:
@@ -188,7 +188,7 @@ class WriteProtocol:
                 recovering = rule.run_due(Due("recover"))
                 label, collection = rule.place.label, rule.target.collection
                 done += (yield from around(label, collection, None, recovering)) or 0
-            return done + (yield from intents.recover(self.graph, server))
+            return done + (yield from fan_outs.recover(self.graph, server))
         except BaseException:
             self.unfinished = True
             raise

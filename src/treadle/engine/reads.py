@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from treadle.engine import crud
-from treadle.engine.named import READ_KEYS_MAX
+from treadle.engine.alternate_keys import READ_KEYS_MAX
 from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, PageReader, skipping
 from treadle.graph.outcomes import Page
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
@@ -42,7 +42,7 @@ class DocumentReader(PageReader[R]):
 
     def __init__(
         self,
-        entry: Entry[Any],
+        entry: ModelEntry[Any],
         command: Read,
         filter: Any,
         card: Card[Any] | None = None,
@@ -106,7 +106,7 @@ class DocumentReader(PageReader[R]):
 # -- by id --------------------------------------------------------------------------------------
 
 
-def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
+def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
     """The documents with these ids in their order, None where there is none."""
     keys = [entry.identity(each) for each in ids]
     load, by_key = crud.loader(entry, card), {}
@@ -121,7 +121,7 @@ def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[
     return [loaded.get(freeze(key)) for key in keys]
 
 
-def exists(entry: Entry[Any], filter: Any) -> Plan[bool]:
+def exists(entry: ModelEntry[Any], filter: Any) -> Plan[bool]:
     """Whether any document matches."""
     cleaned = parse_filter(entry.field_paths, filter)
     with crud.translated(entry.model.__name__, [cleaned]):
@@ -133,7 +133,12 @@ def exists(entry: Entry[Any], filter: Any) -> Plan[bool]:
 
 
 def page(
-    entry: Entry[Any], filter: Any, sort: Sort | None, size: int, after: str | None, card: Card[Any] | None
+    entry: ModelEntry[Any],
+    filter: Any,
+    sort: Sort | None,
+    size: int,
+    after: str | None,
+    card: Card[Any] | None,
 ) -> Plan[Page[Any]]:
     """The documents after a place in the order of the sort, and the place where the next page begins."""
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= PAGE_MAX:
@@ -163,7 +168,7 @@ def page(
     return Page([load(raw) for raw in current if raw is not None], following)
 
 
-def _mixed(entry: Entry[Any], paths: Sequence[str]) -> list[str]:
+def _mixed(entry: ModelEntry[Any], paths: Sequence[str]) -> list[str]:
     """The paths of a sort whose values may be of several types; refuses those that lead into arrays."""
     mixed = []
     for path in paths:
@@ -178,7 +183,7 @@ def _mixed(entry: Entry[Any], paths: Sequence[str]) -> list[str]:
     return mixed
 
 
-def _no_place(entry: Entry[Any], path: str) -> UsageError:
+def _no_place(entry: ModelEntry[Any], path: str) -> UsageError:
     return UsageError(
         f"the sort names {path!r}, which holds several values in one {entry.model.__name__}; page sorts by "
         "single values",
@@ -186,7 +191,7 @@ def _no_place(entry: Entry[Any], path: str) -> UsageError:
     )
 
 
-def _place(entry: Entry[Any], raw: Raw, path: str) -> Any:
+def _place(entry: ModelEntry[Any], raw: Raw, path: str) -> Any:
     value = value_at(raw, path)
     if isinstance(value, list):
         raise _no_place(entry, path)
@@ -196,7 +201,7 @@ def _place(entry: Entry[Any], raw: Raw, path: str) -> Any:
 # -- values and pipelines -------------------------------------------------------------------------
 
 
-def path_of(entry: Entry[Any], field: Any) -> tuple[Path, Entry[Any]]:
+def path_of(entry: ModelEntry[Any], field: Any) -> tuple[Path, ModelEntry[Any]]:
     """The path that a caller names in Python, and the model of the family that has it."""
     error: DeclarationError | None = None
     for each in [entry, *entry.below]:
@@ -208,7 +213,7 @@ def path_of(entry: Entry[Any], field: Any) -> tuple[Path, Entry[Any]]:
     raise UsageError(error.message, code="field-unknown")
 
 
-def distinct(entry: Entry[Any], field: str, filter: Any) -> Plan[list[Any]]:
+def distinct(entry: ModelEntry[Any], field: str, filter: Any) -> Plan[list[Any]]:
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
     cleaned = parse_filter(entry.field_paths, filter)
@@ -221,7 +226,7 @@ def distinct(entry: Entry[Any], field: str, filter: Any) -> Plan[list[Any]]:
     return adapted_values(owner, path, values)
 
 
-def _older_values(entry: Entry[Any], path: Path, cleaned: Raw, known: Iterable[Any]) -> Plan[list[Any]]:
+def _older_values(entry: ModelEntry[Any], path: Path, cleaned: Raw, known: Iterable[Any]) -> Plan[list[Any]]:
     """The further values of documents of other versions, as the current version has them."""
     seen, further, last = {freeze(value) for value in known}, list[Any](), list[Any]()
     older = {"$and": [cleaned, entry.versions.outdated_only]}
@@ -238,7 +243,7 @@ def _older_values(entry: Entry[Any], path: Path, cleaned: Raw, known: Iterable[A
         last = [raws[-1]["_id"]]
 
 
-def adapted_values(owner: Entry[Any], path: Path, values: Iterable[Any]) -> list[Any]:
+def adapted_values(owner: ModelEntry[Any], path: Path, values: Iterable[Any]) -> list[Any]:
     adapt = adapter_of(owner.codec, path.shape)
     return [value if value is None or adapt is None else adapt(value) for value in values]
 
@@ -246,7 +251,7 @@ def adapted_values(owner: Entry[Any], path: Path, values: Iterable[Any]) -> list
 class PipelineReader(PageReader[Any]):
     """Pages of what a pipeline gives: dicts of Python values, or models."""
 
-    def __init__(self, entry: Entry[Any], command: Read, into: Any) -> None:
+    def __init__(self, entry: ModelEntry[Any], command: Read, into: Any) -> None:
         self._command = command
         self.page = entry.limits.find_page
         self.done = False
@@ -283,7 +288,7 @@ def result_loader(into: Any) -> Callable[[Raw], Any]:
     return named
 
 
-def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
+def checked_pipeline(entry: ModelEntry[Any], pipeline: Any) -> list[Raw]:
     """The stages that a caller gave, without those that write or run code."""
     stages = (
         list(pipeline) if isinstance(pipeline, Sequence) and not isinstance(pipeline, str) else [pipeline]
@@ -307,7 +312,7 @@ def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
     return cleaned
 
 
-def aggregate(entry: Entry[Any], pipeline: Any, into: Any) -> PipelineReader:
+def aggregate(entry: ModelEntry[Any], pipeline: Any, into: Any) -> PipelineReader:
     """What reads the results of a pipeline over the documents of a model."""
     stages = checked_pipeline(entry, pipeline)
     scope = dict(entry.targets.filter())

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from treadle.engine.contention import in_pieces
-from treadle.engine.fill import fill_copies
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
+from treadle.engine.references import fill_copies
 from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, source_paths
-from treadle.graph.pattern import Entry, Maintain, Rule
+from treadle.graph.rule import Maintain, ModelEntry, Rule
 from treadle.graph.scope import ROWS, beside
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, aggregate, find
@@ -225,7 +225,7 @@ class Recomputation:
     """The derived values of one model's documents: all of them, or those maintained in one way."""
 
     def __init__(
-        self, entry: Entry[Any], maintain: Maintain | None = None, without: Collection[Rule] = ()
+        self, entry: ModelEntry[Any], maintain: Maintain | None = None, without: Collection[Rule] = ()
     ) -> None:
         self.entry = entry
 
@@ -255,7 +255,7 @@ class Recomputation:
 
     @classmethod
     def of(
-        cls, entry: Entry[Any], maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
+        cls, entry: ModelEntry[Any], maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
     ) -> Recomputation:
         """Return the recomputation of a model, made once; `without` rules whose values are to stay."""
         if without:

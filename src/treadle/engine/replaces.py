@@ -6,16 +6,16 @@ import copy
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written, require_readable
-from treadle.engine.fill import compute_formulas, fill_own, require_filled
+from treadle.engine.auto_fields import stamp, unchanged, why_not
 from treadle.engine.inserts import refuse_group
 from treadle.engine.pipelines import derivation
-from treadle.engine.touches import stamp, unchanged, why_not
+from treadle.engine.references import compute_formulas, fill_own, require_filled
+from treadle.engine.validation import as_written, require_readable
 from treadle.engine.work import Work
 from treadle.errors import TreadleError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, replace_one
@@ -28,15 +28,15 @@ D = TypeVar("D", bound=Document)
 class Replace(Work[D]):
     """A whole document, except for what Treadle maintains in it."""
 
-    entry: Entry[D]
+    entry: ModelEntry[D]
     # Whether rules have put something of their own into the new document's reserved state.
     prepared = False
 
-    def __init__(self, entry: Entry[D], document: D, was: Entry[Any] | None = None) -> None:
+    def __init__(self, entry: ModelEntry[D], document: D, was: ModelEntry[Any] | None = None) -> None:
         refuse_group(entry, "replaced")
         self.entry = entry
         # The class that the stored document must have.
-        self.was: Entry[Any] = was or entry
+        self.was: ModelEntry[Any] = was or entry
         altered: list[Any] = []
         self.raw = crud.dump(entry, document, altered)
         # An assignment to a field is not validated by itself.
@@ -117,7 +117,9 @@ class Replace(Work[D]):
         return self._result if self.alone else as_written(self.entry, outcome)
 
 
-def _replace_keeping(entry: Entry[Any], stored: dict[str, Any], document: Raw, prepared: bool) -> Plan[Raw]:
+def _replace_keeping(
+    entry: ModelEntry[Any], stored: dict[str, Any], document: Raw, prepared: bool
+) -> Plan[Raw]:
     """Write a whole document, except for what others write all the time; the document after.
 
     One update that takes those values from the stored document itself: what

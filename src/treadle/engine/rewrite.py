@@ -13,8 +13,8 @@ from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
 from treadle.engine.version_upgrade import lower_documents
 from treadle.graph.changes import Changes, load_images
-from treadle.graph.pattern import REVISION
 from treadle.graph.quarantine import set_aside
+from treadle.graph.rule import REVISION
 from treadle.graph.scope import Failed
 from treadle.plan import Plan, Raw, bulk_write, by_id
 from treadle.plan.capabilities import Capabilities

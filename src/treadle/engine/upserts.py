@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
 from treadle.engine.protocol import WriteProtocol
+from treadle.engine.updates import UpdateOneDocument
+from treadle.engine.validation import as_written, require_readable
 from treadle.engine.work import Work
-from treadle.engine.writes import UpdateOneDocument
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Upserted
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, find_one, is_inside
@@ -42,9 +42,11 @@ class Upsert(Work[Upserted[D]]):
     entry of the kind that is inserted.
     """
 
-    entry: Entry[D]
+    entry: ModelEntry[D]
 
-    def __init__(self, entry: Entry[D], inserted: Entry[D], filter: Any, update: Any, insert: D) -> None:
+    def __init__(
+        self, entry: ModelEntry[D], inserted: ModelEntry[D], filter: Any, update: Any, insert: D
+    ) -> None:
         self.entry = entry
         self.created = False
         by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.identity(filter)}
@@ -97,7 +99,7 @@ def upsert(protocol: WriteProtocol, work: Upsert[D]) -> Plan[Upserted[D]]:
     return (yield from protocol.write(work))
 
 
-def require_unique(entry: Entry[Any], filter: Raw, new: Raw) -> None:
+def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:
     """Refuse an upsert of which two could make two documents, or whose new document its filter misses."""
     equal = equalities(filter)
     found = {path for path, value in equal.items() if same(value_at(new, path), value)}

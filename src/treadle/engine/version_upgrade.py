@@ -14,7 +14,7 @@ from pymongo import ReplaceOne
 from pymongo.errors import PyMongoError
 
 from treadle.errors import DataError
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.versions import Upgraded
 from treadle.model.encodable import ENCODING_ERRORS
 from treadle.model.text import get_logger
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 # -- for readers --------------------------------------------------------------------------------
 
 
-def read_current(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def read_current(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as current ones; stored so as well where the model says it. Raises `DataError`."""
     chain = entry.versions
     outdated = [raw for raw in raws if chain.is_outdated(raw)]
@@ -52,12 +52,12 @@ def read_current(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     return current
 
 
-def upgraded(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgraded(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as current ones, nothing stored. Raises `DataError`."""
     return (yield from entry.versions.upgrade(raws)).required()
 
 
-def upgraded_leniently(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgraded_leniently(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as current ones; one that cannot be upgraded, or an empty one, as it is."""
     given = [raw for raw in raws if raw]
     outcomes = iter((yield from entry.versions.upgrade(given)).outcomes)
@@ -68,7 +68,7 @@ def upgraded_leniently(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]
     return current
 
 
-def _store_back(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+def _store_back(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
     def store() -> Plan[None]:
         documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
         yield from upgrade_stored(entry, documents)
@@ -87,7 +87,7 @@ def _store_back(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
 # -- before a write -----------------------------------------------------------------------------
 
 
-def upgrade_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgrade_stored(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Store documents, just read in the transaction under way, as current ones; these, in order.
 
     Raises `DataError` for one that cannot be upgraded.
@@ -97,7 +97,7 @@ def upgrade_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     return current
 
 
-def store_converted(entry: Entry[Any], raws: Sequence[Raw], converted: Sequence[Raw]) -> Plan[int]:
+def store_converted(entry: ModelEntry[Any], raws: Sequence[Raw], converted: Sequence[Raw]) -> Plan[int]:
     """Store documents in another version, in the transaction in which they were read; how many changed."""
     writes = [
         ReplaceOne(by_id(raw["_id"]), each)
@@ -109,7 +109,7 @@ def store_converted(entry: Entry[Any], raws: Sequence[Raw], converted: Sequence[
     return len(writes)
 
 
-def upgrade_matching(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
+def upgrade_matching(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     """Store the outdated documents that match as current ones; how many. Raises `DataError`.
 
     In the transaction under way, or in one for each chunk.
@@ -122,7 +122,7 @@ def upgrade_matching(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[
             return total
 
 
-def _upgrade_some(entry: Entry[Any], condition: Raw, limit: int) -> Plan[int]:
+def _upgrade_some(entry: ModelEntry[Any], condition: Raw, limit: int) -> Plan[int]:
     matching = {"$and": [condition, entry.versions.outdated_only]}
     most = one_reply(limit or entry.limits.upgrade_chunk)
     documents = yield from find(entry.collection, matching, **most)
@@ -130,7 +130,7 @@ def _upgrade_some(entry: Entry[Any], condition: Raw, limit: int) -> Plan[int]:
     return len(documents)
 
 
-def upgrade_possible(entry: Entry[Any], condition: Raw) -> Plan[Upgraded]:
+def upgrade_possible(entry: ModelEntry[Any], condition: Raw) -> Plan[Upgraded]:
     """Store the outdated documents that match and can be upgraded as current ones; what became of each.
 
     In the transaction under way, or in one of its own.
@@ -145,7 +145,7 @@ def upgrade_possible(entry: Entry[Any], condition: Raw) -> Plan[Upgraded]:
     return (yield from transact(store))
 
 
-def upgrade_matching_upgraded(entry: Entry[Any], own: Raw) -> Plan[list[Any]]:
+def upgrade_matching_upgraded(entry: ModelEntry[Any], own: Raw) -> Plan[list[Any]]:
     """Store as current ones the outdated documents that match only once they are upgraded; their ids.
 
     Without it a write would not find them by a renamed field. In the
@@ -162,13 +162,13 @@ def upgrade_matching_upgraded(entry: Entry[Any], own: Raw) -> Plan[list[Any]]:
     return (yield from transact(store)) if entry.targets.splits(own) else []
 
 
-def matches_outdated(entry: Entry[Any], condition: Raw) -> Plan[bool]:
+def matches_outdated(entry: ModelEntry[Any], condition: Raw) -> Plan[bool]:
     """Whether an outdated document meets a condition as it is stored."""
     outdated = {"$and": [condition, entry.versions.outdated_only]}
     return (yield from find_one(entry.collection, outdated, {"_id": 1})) is not None
 
 
-def has_outdated(entry: Entry[Any]) -> Plan[bool]:
+def has_outdated(entry: ModelEntry[Any]) -> Plan[bool]:
     """Whether any document of a collection is outdated."""
     return entry.versions.may_change and (yield from matches_outdated(entry, {}))
 
@@ -176,7 +176,7 @@ def has_outdated(entry: Entry[Any]) -> Plan[bool]:
 # -- after a write ------------------------------------------------------------------------------
 
 
-def lower_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
+def lower_stored(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[None]:
     """Store documents, just updated in the current version, in the one that this Store writes."""
     chain = entry.versions
     if not chain.writes_older:
@@ -185,14 +185,14 @@ def lower_stored(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
         yield from replace_one(entry.collection, by_id(raw["_id"]), lowered)
 
 
-def lower_documents(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+def lower_documents(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
     """Store documents that were upgraded for a write in the version that this Store writes."""
     if keys and entry.versions.writes_older:
         chosen = {"_id": {"$in": list(keys)}, **entry.versions.current_only}
         yield from lower_stored(entry, (yield from find(entry.collection, chosen)))
 
 
-def check_lowering(entry: Entry[Any], server: Capabilities) -> None:
+def check_lowering(entry: ModelEntry[Any], server: Capabilities) -> None:
     """Refuse what would show others a version that this Store must not write."""
     what = f"an update of a {entry.model.__name__} that is written in an older version (write_versions=)"
     server.require_transactions(what, "replace the document", code="write-version-update")

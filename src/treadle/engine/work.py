@@ -16,7 +16,7 @@ from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Failed as Failed
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
@@ -28,7 +28,7 @@ R = TypeVar("R")
 class Work(Generic[R]):
     """One write: what happens in the commit, and what the caller gets."""
 
-    entry: Entry[Any]
+    entry: ModelEntry[Any]
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
 
@@ -135,7 +135,7 @@ def only(filter: Raw, keys: list[Any] | None) -> Raw:
     return {"$and": [{"_id": {"$in": keys}}, filter]} if filter else {"_id": {"$in": keys}}
 
 
-def as_they_are_now(entry: Entry[Any], outcome: Any) -> Plan[Any]:
+def as_they_are_now(entry: ModelEntry[Any], outcome: Any) -> Plan[Any]:
     """The documents of an outcome, read again; one that is gone as it was."""
     documents = [outcome] if isinstance(outcome, dict) else outcome
     rows = yield from by_ids(entry.collection, [each["_id"] for each in documents])

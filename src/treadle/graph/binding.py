@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Place
+from treadle.graph.rule import Place
 
 
 def check_choice(place: Place, name: str, value: Any, allowed: tuple[str, ...]) -> None:

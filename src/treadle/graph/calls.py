@@ -18,7 +18,7 @@ from pymongo.errors import OperationFailure
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Finding, Nested, Report, State
-from treadle.graph.pattern import Entry, Place, Rule
+from treadle.graph.rule import ModelEntry, Place, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
 from treadle.query.filters import Sort
@@ -59,7 +59,7 @@ class NamedRule(Rule):
         return Finding(self.pattern, self.target.model.__name__, key, path, stored, expected)
 
 
-def rule_named(entry: Entry[Any], family: type[Named], name: str) -> Named:
+def rule_named(entry: ModelEntry[Any], family: type[Named], name: str) -> Named:
     """The rule of a family that a caller named."""
     rules = entry.having(family)
     for rule in rules:
@@ -69,7 +69,7 @@ def rule_named(entry: Entry[Any], family: type[Named], name: str) -> Named:
     raise family.unknown(f"{entry.model.__name__} has no {family.noun.partition(' ')[2]} {name!r}", known)
 
 
-def rule_of(entry: Entry[Any], family: type[Called], how: str, *, code: str) -> Called:
+def rule_of(entry: ModelEntry[Any], family: type[Called], how: str, *, code: str) -> Called:
     """The one rule of a family that a model has; else an error that says how to declare it."""
     for rule in entry.having(family):
         return rule
@@ -219,7 +219,7 @@ class HierarchyRule(Rule):
         raise NotImplementedError  # pragma: no cover
 
 
-def hierarchy_of(entry: Entry[Any]) -> HierarchyRule:
+def hierarchy_of(entry: ModelEntry[Any]) -> HierarchyRule:
     """The rule of a model's tree."""
     example = 'tree=AncestorArray(parent="parent_id", ancestors="ancestors")'
     how = f"is no tree; declare it with tree=, such as {example}"
@@ -268,12 +268,12 @@ class TreeCalls(Protocol[D]):
 class PastRule(Rule):
     """The states that the documents of a model had."""
 
-    def calls(self, protocol: Any, entry: Entry[Any]) -> PastCalls[Any]:
+    def calls(self, protocol: Any, entry: ModelEntry[Any]) -> PastCalls[Any]:
         """The calls on former states, of the kind that is asked for."""
         raise NotImplementedError  # pragma: no cover
 
 
-def past_of(entry: Entry[Any]) -> PastRule:
+def past_of(entry: ModelEntry[Any]) -> PastRule:
     """The rule that keeps a model's former states."""
     how = "keeps no history; declare it with history=History()"
     return rule_of(entry, PastRule, how, code="history-undeclared")
@@ -307,7 +307,7 @@ class MovingRule(RestoringRule):
         raise NotImplementedError  # pragma: no cover
 
 
-def moving_of(entry: Entry[Any]) -> MovingRule:
+def moving_of(entry: ModelEntry[Any]) -> MovingRule:
     """The rule that archives a model's documents."""
     how = "has no archive; declare it with archive=Archive(…)"
     return rule_of(entry, MovingRule, how, code="archive-undeclared")
@@ -324,7 +324,7 @@ class RelatingRule(Rule):
         raise NotImplementedError  # pragma: no cover
 
 
-def relating_of(entry: Entry[Any]) -> RelatingRule:
+def relating_of(entry: ModelEntry[Any]) -> RelatingRule:
     """The rule that keeps a model's links."""
     how = 'has no links; declare them with links=Links("links")'
     return rule_of(entry, RelatingRule, how, code="links-undeclared")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.store_codec import unknown_kind
 from treadle.model.adapt import Adapt, accepted_keys, adapter_of
 from treadle.model.bson_types import Raw, to_bson
@@ -55,7 +55,7 @@ class _Search:
 class Card(Generic[C]):
     """How one card is read from the documents of one model."""
 
-    def __init__(self, entry: Entry[Any], model: type[C]) -> None:
+    def __init__(self, entry: ModelEntry[Any], model: type[C]) -> None:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             raise UsageError(
                 f"into={model!r} is no Pydantic model; pass the class to read {entry.model.__name__} as",
@@ -99,14 +99,14 @@ class Card(Generic[C]):
         return card
 
 
-def card_of(entry: Entry[Any], into: type[C] | None) -> Card[C] | None:
+def card_of(entry: ModelEntry[Any], into: type[C] | None) -> Card[C] | None:
     """The card that a caller asked for, compiled once."""
     if into is None or into is entry.model:
         return None
     return entry.once(("card", into), lambda: Card(entry, into))
 
 
-def _unknown(entry: Entry[Any], card: type, name: str, near: Sequence[str]) -> UsageError:
+def _unknown(entry: ModelEntry[Any], card: type, name: str, near: Sequence[str]) -> UsageError:
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.codec.by_name)}"
     return UsageError(
         f"{card.__name__} asks for {name!r}, but {entry.model.__name__} has no such field; {hint}",

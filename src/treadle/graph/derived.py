@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Owned, Place, Reads, Rule
+from treadle.graph.rule import Owned, Place, Reads, Rule
 from treadle.plan import Plan, Raw
 from treadle.query.expression_names import require_known_names
 from treadle.query.keys import may_be_id

@@ -21,7 +21,7 @@ from pymongo import ASCENDING, IndexModel
 from treadle.errors import DeclarationError
 from treadle.graph.aggregate import Aggregate, SourceCount, TargetField, Values
 from treadle.graph.binding import sibling
-from treadle.graph.pattern import STATE, Entry, Maintain, Models, Owned, Place, Reads, Rule, Storage
+from treadle.graph.rule import STATE, Maintain, ModelEntry, Models, Owned, Place, Reads, Rule, Storage
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Raw
 from treadle.query.filters import parse_condition
@@ -35,7 +35,7 @@ from treadle.query.paths import Path, filter_references, inside, resolve, value_
 class Origin:
     """The sources of a value, how they refer to their targets, and which of them count."""
 
-    source: Entry[Any]
+    source: ModelEntry[Any]
     key: RuleKey
     where: Raw
     # The unique field of the target that sources refer to; None for its id.

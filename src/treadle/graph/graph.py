@@ -20,7 +20,7 @@ from treadle.graph.declarations import declarations
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
-from treadle.graph.pattern import CARRIED_OUT, NOTHING, TRANSACTIONS, Entry, Maintain, Rule
+from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Maintain, ModelEntry, Rule
 from treadle.graph.shards import Shards
 from treadle.graph.versions import VersionChain, WriteVersions
 from treadle.model.document import Document
@@ -65,7 +65,7 @@ class Stage:
     """The rules of one level: those that gather, by source, and copies."""
 
     level: int
-    gathers: list[tuple[Entry[Any], list[GatherRule]]]
+    gathers: list[tuple[ModelEntry[Any], list[GatherRule]]]
     copies: list[CopyRule]
     # Those that gather from sources which name the target by a field of its own.
     named: list[GatherRule]
@@ -83,10 +83,10 @@ class Graph:
         if not isinstance(limits, Limits | None):
             raise UsageError(f"limits={limits!r} is no Limits", code="limits-invalid")
         self.limits = limits or Limits()
-        self.entries: dict[type[Document], Entry[Any]] = {}
-        self.by_collection: dict[str, Entry[Any]] = {}
+        self.entries: dict[type[Document], ModelEntry[Any]] = {}
+        self.by_collection: dict[str, ModelEntry[Any]] = {}
         # Collections that patterns need beside the models' own, for set-up.
-        self.sides: dict[str, Entry[Any]] = {}
+        self.sides: dict[str, ModelEntry[Any]] = {}
         for model in models:
             self._add(model)
         kinds.join(self)
@@ -138,7 +138,7 @@ class Graph:
             )
         if model in self.entries:
             return
-        entry: Entry[Any] = Entry(model, self.limits)
+        entry: ModelEntry[Any] = ModelEntry(model, self.limits)
         root = kinds.root_of(model)
         if root is not None and root is not model:
             self._add(root)
@@ -162,7 +162,7 @@ class Graph:
                     code="model-name-shared",
                 )
 
-    def entry(self, model: type[D]) -> Entry[D]:
+    def entry(self, model: type[D]) -> ModelEntry[D]:
         """The entry of a model that was given to the Store."""
         try:
             return self.entries[model]
@@ -198,14 +198,14 @@ class Graph:
             code="model-unknown",
         )
 
-    def chosen(self, models: Iterable[type[Document]]) -> list[Entry[Any]]:
+    def chosen(self, models: Iterable[type[Document]]) -> list[ModelEntry[Any]]:
         """The entries of these models; of all, if none is named."""
         chosen = [each for model in models for each in [self.entry(model), *self.entry(model).below]]
         return list(dict.fromkeys(chosen)) or list(self.entries.values())
 
     # -- for the patterns' bind() -----------------------------------------------------
 
-    def resolve(self, source: Any, where: str) -> Entry[Any]:
+    def resolve(self, source: Any, where: str) -> ModelEntry[Any]:
         """The source of a declaration, which may be a class or a name."""
         if isinstance(source, str):
             for entry in self.entries.values():
@@ -225,9 +225,9 @@ class Graph:
             )
         return self.entries[source]
 
-    def add_side(self, model: type[Document], where: str) -> Entry[Any]:
+    def add_side(self, model: type[Document], where: str) -> ModelEntry[Any]:
         """The entry of a collection that a pattern keeps beside those of the models."""
-        entry: Entry[Any] = Entry(model, self.limits)
+        entry: ModelEntry[Any] = ModelEntry(model, self.limits)
         if entry.collection in self.by_collection or entry.collection in self.sides:
             raise DeclarationError(
                 f"{where} names the collection {entry.collection!r}, which is used for something else; "
@@ -240,7 +240,7 @@ class Graph:
         return entry
 
     def check_reference(
-        self, reference: Path, referenced: Entry[Any], where: str, to: str | None = None
+        self, reference: Path, referenced: ModelEntry[Any], where: str, to: str | None = None
     ) -> str | None:
         held, expected, what = reference.shape, referenced.identity_shape, "the id of "
         named = None
@@ -265,7 +265,7 @@ class Graph:
 
     # -- binding ------------------------------------------------------------------------
 
-    def _place(self, entry: Entry[Any], rule: Rule) -> None:
+    def _place(self, entry: ModelEntry[Any], rule: Rule) -> None:
         _require_carrier(rule)
         for own in rule.owns():
             for taken, other in entry.owned.items():
@@ -406,7 +406,7 @@ class Graph:
                 ):
                     yield other
 
-    def _find_watched(self, entry: Entry[Any]) -> None:
+    def _find_watched(self, entry: ModelEntry[Any]) -> None:
         watched: set[str] | None = set()
         own = [
             rule

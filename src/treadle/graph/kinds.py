@@ -3,7 +3,7 @@
 The models that share a collection and its discriminator are a family. Its
 root is the topmost class; a class with `kind=` is concrete, one without is
 abstract and stands for the kinds below it. Each model of a family has an
-`Entry` of its own, with its scopes (`scope.py`).
+`ModelEntry` of its own, with its scopes (`scope.py`).
 
 A rule is bound once, at the topmost model that declares it, and touches only
 what lies in that model's scope. So a document has the rules of its own class
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
 from treadle.graph.derived import FormulaRule
-from treadle.graph.pattern import Entry, Family, Models, Pattern, Place, Rule
+from treadle.graph.rule import Family, ModelEntry, Models, Pattern, Place, Rule
 from treadle.graph.scope import ACTIVE, KIND, Condition, Scope
 from treadle.graph.store_codec import StoreCodec
 from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
@@ -49,7 +49,7 @@ def root_of(model: type[Document]) -> type[Document] | None:
 
 def join(graph: Models) -> None:
     """Make the families of a Store."""
-    by_root: dict[type[Document], list[Entry[Any]]] = {}
+    by_root: dict[type[Document], list[ModelEntry[Any]]] = {}
     for entry in graph.entries.values():
         root = root_of(entry.model)
         if root is not None:
@@ -67,17 +67,17 @@ def join(graph: Models) -> None:
                 entry.kinds = frozenset(_stored_kinds(entry, family))
 
 
-def _stored_kinds(entry: Entry[Any], family: Family) -> list[Any]:
+def _stored_kinds(entry: ModelEntry[Any], family: Family) -> list[Any]:
     """What the discriminator of an entry's documents holds."""
     kinds = [each.settings.kind for each in [entry, *entry.below] if each.settings.kind is not None]
     return [each for kind in kinds for each in family.stored_as(kind)]
 
 
-def _is_below(entry: Entry[Any], other: Entry[Any]) -> bool:
+def _is_below(entry: ModelEntry[Any], other: ModelEntry[Any]) -> bool:
     return issubclass(entry.model, other.model)
 
 
-def _check_member(entry: Entry[Any], family: Family) -> None:
+def _check_member(entry: ModelEntry[Any], family: Family) -> None:
     name, root = entry.model.__name__, family.root
     if entry.identity_shape.python is not root.identity_shape.python:
         raise DeclarationError(
@@ -144,7 +144,7 @@ def bind_scopes(graph: Models) -> None:
             settled.settle()
 
 
-def set_scopes(entry: Entry[Any]) -> None:
+def set_scopes(entry: ModelEntry[Any]) -> None:
     """Make the scopes of an entry from its kinds and its soft delete."""
     own, exact = _kind_conditions(entry)
     field = entry.codec.by_name.get(entry.settings.soft_delete or "")
@@ -178,7 +178,7 @@ def add_to_scopes(rule: Rule) -> None:
                 setattr(entry, role, scope.within(*scope.collections, collection))
 
 
-def _kind_conditions(entry: Entry[Any]) -> tuple[list[Condition], list[Condition]]:
+def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Condition]]:
     """Which documents of the collection are an entry's own, and which are of its very class."""
     family = entry.family
     if family is None:
@@ -204,7 +204,7 @@ def _kind_conditions(entry: Entry[Any]) -> tuple[list[Condition], list[Condition
 # -- the rules of a family ------------------------------------------------------------------
 
 
-def is_inherited(entry: Entry[Any], place: Place, pattern: Pattern) -> bool:
+def is_inherited(entry: ModelEntry[Any], place: Place, pattern: Pattern) -> bool:
     """Whether a declaration is that of a model above, where it is bound already."""
     entry.declared[place.stored] = pattern
     for other in entry.above:
@@ -256,7 +256,7 @@ def _scoped_formula(rule: Rule, expression: Any) -> Raw:
     return {segments[0]: {"$cond": [holds, value, f"${segments[0]}"]}}
 
 
-def build_formula_stages(target: Entry[Any]) -> list[Raw]:
+def build_formula_stages(target: ModelEntry[Any]) -> list[Raw]:
     """The update stages that evaluate a model's formulas and its relatives', those that read others last."""
     if target.family is not None:
         # Each for itself: formulas of several kinds may set the same field.
@@ -301,7 +301,7 @@ def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
             )
 
 
-def keep_paths(entry: Entry[Any]) -> None:
+def keep_paths(entry: ModelEntry[Any]) -> None:
     """Where a Store writes an older version: an update takes a transaction, and rules must not notice."""
     if not entry.versions.writes_older:
         return

@@ -65,7 +65,7 @@ class Layout(Generic[D]):
 
     # What findings call it.
     pattern: ClassVar[str] = ""
-    # The model's `Entry`, which knows its layout in turn.
+    # The model's `ModelEntry`, which knows its layout in turn.
     entry: Any
     # What performs calls without a plan, where a layout has it (`engine/prompt.py`).
     prompt: Any = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Entry, Models, Owned, Pattern, Place, Rule
+from treadle.graph.rule import ModelEntry, Models, Owned, Pattern, Place, Rule
 from treadle.plan import Raw
 
 ADVICE = " with each write of the document; leave it out"
@@ -138,7 +138,7 @@ class SoftDeleteRule(Rule):
 KEYWORDS: dict[str, Pattern] = {"revision": Revision(), "soft_delete": SoftDelete()}
 
 
-def declared(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
+def declared(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
     """The class keywords of a model that name a field of its life."""
     for keyword, pattern in KEYWORDS.items():
         name = getattr(entry.settings, keyword)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pymongo import DeleteMany, InsertOne
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.plan import Call, Command, Plan, Raw, Read
 from treadle.plan.dry_run import nothing_matched
 from treadle.query.keys import distinct, freeze
@@ -35,7 +35,7 @@ FILTERED = ONE | {"find", "find_one", "update_many", "delete_many", "count_docum
 class Shards:
     """The sharded collections of a Store, with the stored paths of their keys."""
 
-    def __init__(self, entries: Iterable[Entry[Any]]) -> None:
+    def __init__(self, entries: Iterable[ModelEntry[Any]]) -> None:
         self.keys: dict[str, tuple[str, ...]] = {}
         for entry in entries:
             paths = _paths(entry)
@@ -171,7 +171,7 @@ class Shards:
         return documents
 
 
-def _paths(entry: Entry[Any]) -> tuple[str, ...]:
+def _paths(entry: ModelEntry[Any]) -> tuple[str, ...]:
     """The stored paths of a model's shard key; empty where it has none."""
     label, paths = f"{entry.model.__name__} (shard_key=)", []
     for name in entry.settings.shard_key or ():

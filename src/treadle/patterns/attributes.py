@@ -15,7 +15,7 @@ from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.errors import DeclarationError
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import STATE, Models, Owned, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule import STATE, Models, Owned, Pattern, Place, Reads, Rule, Storage
 from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, bulk_write, by_id, find

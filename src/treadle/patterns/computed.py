@@ -25,7 +25,7 @@ from treadle.graph.aggregate import (
 from treadle.graph.binding import check_maintenance, check_whole_number
 from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
-from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.rule import Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.shape import Shape
 from treadle.query.expression_names import require_known_names
 from treadle.query.filters import clean

@@ -22,7 +22,7 @@ from treadle.graph.calls import RelatingRule
 from treadle.graph.changes import Before, Change, Changes
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import REVISION, TRANSACTIONS, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule import REVISION, TRANSACTIONS, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Image
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
 from treadle.query.keys import freeze

@@ -20,7 +20,7 @@ from treadle.errors import DeclarationError
 from treadle.graph.binding import check_maintenance
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GroupRule, Origin
-from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.rule import Maintain, ModelEntry, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.filters import parse_condition
@@ -170,7 +170,9 @@ class RollupRule(GroupRule):
             )
 
 
-def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed | Total]) -> list[GroupField]:
+def _parts(
+    place: Place, source: ModelEntry[Any], keys: Mapping[str, str | _Windowed | Total]
+) -> list[GroupField]:
     if not isinstance(keys, Mapping) or not keys:
         raise DeclarationError(
             f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.graph.calls import ArrayRule, rule_named
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan
-from treadle.store import shell
-from treadle.store.async_moment import moment
+from treadle.store import common
+from treadle.store.async_snapshot import moment
 from treadle.store.async_writer import AsyncWriter
 
 R = TypeVar("R")
@@ -21,7 +21,7 @@ Session = AsyncClientSession | None
 class AsyncArray:
     """An outlier array, whether or not it overflowed, on asyncio; nothing is read before a call."""
 
-    def __init__(self, store: AsyncWriter, entry: Entry[Any], field: str, id: Any) -> None:
+    def __init__(self, store: AsyncWriter, entry: ModelEntry[Any], field: str, id: Any) -> None:
         self._store = store
         self._calls = rule_named(entry, ArrayRule, field).calls(store.protocol, id)
 
@@ -63,5 +63,5 @@ class AsyncArray:
 
     async def _read(self, plan: Plan[R], session: Session) -> R:
         async with moment(self._store, self._store._within(session)) as (own, _):
-            with shell.encoding():
+            with common.encoding():
                 return await self._store.runner.read(plan, own)

@@ -20,13 +20,13 @@ from pymongo.errors import PyMongoError
 from treadle.engine.indexes import EXAMPLES_MAX
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import log
+from treadle.graph.rule import ModelEntry
 from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
-from treadle.store.combine import AsyncCombiner
+from treadle.store.batching import AsyncCombiner
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding_async
 from treadle.store.shared_commands import copy_error
@@ -53,7 +53,7 @@ class AsyncCounter:
     """A counter, on asyncio; safe to share between several tasks."""
 
     def __init__(
-        self, store: AsyncWriter, entry: Entry[Any], field: str, random: Callable[[], float] | None
+        self, store: AsyncWriter, entry: ModelEntry[Any], field: str, random: Callable[[], float] | None
     ) -> None:
         self._store = store
         self.rule = rule_named(entry, CounterRule, field)

@@ -13,7 +13,7 @@ import datetime as dt
 from pymongo.errors import PyMongoError
 
 from treadle import upkeep
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import repeating_async
 
@@ -29,7 +29,7 @@ async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) ->
             await store._capabilities(),
             owner=owner,
             session=session.session_id["id"],
-            is_dead=shell.is_dead,
+            is_dead=common.is_dead,
         )
         seconds = store.graph.limits.schedule_lease_seconds / LEASE_RENEWALS
         try:

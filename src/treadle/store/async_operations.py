@@ -12,8 +12,8 @@ from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
-from treadle.store import shell
-from treadle.store.async_past import AsyncPast
+from treadle.store import common
+from treadle.store.async_history import AsyncPast
 
 
 class AsyncOperations(AsyncPast):
@@ -50,7 +50,7 @@ class AsyncOperations(AsyncPast):
         async with self._owning() as owner:
             job = self._job("verify", models, owner, throttle, progress, every_page=whole)
             found = await self.runner.run(
-                upkeep.proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
+                upkeep.proof.prove(self.graph, server, entries, job, is_dead=common.is_dead, **options)
             )
         return found if only is None else [each for each in found if upkeep.rebuild.is_about(only, each)]
 
@@ -208,7 +208,7 @@ class AsyncOperations(AsyncPast):
         async with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)
             if resume:
-                await self.runner.run(upkeep.jobs.take_over(job, shell.is_dead))
+                await self.runner.run(upkeep.jobs.take_over(job, common.is_dead))
             await self.runner.run(job.begin())
             try:
                 yield job

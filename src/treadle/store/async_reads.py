@@ -15,12 +15,12 @@ from treadle.graph.outcomes import Page
 from treadle.model.document import Document
 from treadle.plan import Failed, Raw
 from treadle.query.filters import Sort
-from treadle.store import shell
-from treadle.store.async_moment import read_both
+from treadle.store import common
 from treadle.store.async_results import AsyncResults, read_pages
+from treadle.store.async_snapshot import read_both
 from treadle.store.async_writer import AsyncWriter
+from treadle.store.common import Invalid
 from treadle.store.shared_commands import ALONE
-from treadle.store.shell import Invalid
 
 D = TypeVar("D", bound=Document)
 C = TypeVar("C", bound=BaseModel)
@@ -130,7 +130,7 @@ class AsyncReads(AsyncWriter):
         self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: Any = None
     ) -> Any:
         """The documents with these ids, in their order; None where there is none."""
-        calls, listed = self._calls(model), shell.listed_ids(model, ids)
+        calls, listed = self._calls(model), common.listed_ids(model, ids)
         return await self._read(calls.many(listed, self._card(model, into)), session)
 
     @overload
@@ -184,7 +184,7 @@ class AsyncReads(AsyncWriter):
         with `invalid="skip"` it is passed over, and `invalid` of the results
         lists the errors.
         """
-        noted, card = shell.noting(invalid), self._card(model, into)
+        noted, card = common.noting(invalid), self._card(model, into)
         # What is deleted softly is never archived.
         if archived and not deleted:
             both = self._calls(model).everywhere(filter, sort, skip, limit, card, noted)

@@ -12,7 +12,7 @@ from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.async_runner import AsyncRunner
 
 R = TypeVar("R")
@@ -60,7 +60,7 @@ async def read_pages(
     reading = PagedRead(await runner.aimed(reader.command, session))
     while True:
         try:
-            with shell.encoding():
+            with common.encoding():
                 opened = await runner.opened(reading.command, session, raw=reading.as_bytes)
         except InvalidBSON as error:
             reading.decode_singly(error)

@@ -51,11 +51,11 @@ from treadle.plan.decoding import (
     unreadable_result,
 )
 from treadle.plan.server_errors import is_passing
-from treadle.store import deadline, joined, shell
+from treadle.store import ambient_transaction, common, deadline
 from treadle.store.async_transactions import ABORT_SECONDS, in_transaction
-from treadle.store.combine import AsyncCombiner
+from treadle.store.batching import AsyncCombiner
+from treadle.store.caller_transactions import Transactions
 from treadle.store.deadline import Retries, TimedOut
-from treadle.store.ended import Transactions
 from treadle.store.shared_commands import ALONE, Shareable, lane_of, perform_together
 
 # How long its caller waits, if there is time, where that was not heard.
@@ -91,9 +91,9 @@ class AsyncRunner:
         self._facts = facts or (lambda: self.run(read_capabilities()))
         self._share = share
         # For the caller's own reads, which follow the client's read preference and concern.
-        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=shell.MAJORITY)
+        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=common.MAJORITY)
         # For everything else: what a write or a proof is decided by is never read from a secondary.
-        self._primary = self.database.with_options(**shell.OWN_READS)
+        self._primary = self.database.with_options(**common.OWN_READS)
         # The sessions of transactions that may still be open, the latest of them.
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
         # For how long transactions are retried; of a server of which nothing is known yet, by its defaults.
@@ -151,7 +151,7 @@ class AsyncRunner:
             while True:
                 try:
                     if session is None and self.shares and _is_shared(command, answers):
-                        result = ALONE if joined.by_driver() else await self.together(command)
+                        result = ALONE if ambient_transaction.by_driver() else await self.together(command)
                         if result is ALONE or type(result) is Failed:
                             result = await self.settled(command, result)
                     elif answers:
@@ -170,7 +170,7 @@ class AsyncRunner:
         except ENCODING_ERRORS as error:
             if not called:
                 raise
-            raise shell.not_encodable(error) from error
+            raise common.not_encodable(error) from error
         finally:
             plan.close()
 
@@ -255,7 +255,7 @@ class AsyncRunner:
         database = self.database.client.admin if command.admin else self.database
         document = dict(command.document)
         if command.writes and command.changes_schema:
-            document["writeConcern"] = shell.MAJORITY.document
+            document["writeConcern"] = common.MAJORITY.document
         options = RAW_CODEC_OPTIONS if command.raw else CODEC_OPTIONS
         retries = Retries(self.lock_seconds)
         while True:

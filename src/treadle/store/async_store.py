@@ -24,7 +24,8 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.filters import Sort
-from treadle.store import shell
+from treadle.store import common
+from treadle.store.ambient_transaction import joining
 from treadle.store.async_array import AsyncArray
 from treadle.store.async_counter import AsyncCounter
 from treadle.store.async_due import run_due
@@ -34,7 +35,6 @@ from treadle.store.async_tree import AsyncTreeHandle
 from treadle.store.async_worker import AsyncWorker
 from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
-from treadle.store.joined import joining
 from treadle.upkeep.position import NAME as WORKER
 
 D = TypeVar("D", bound=Document)
@@ -75,8 +75,8 @@ class AsyncStore(AsyncOperations):
     ) -> AsyncStore:
         """A store on the database that the URI's path names; further options are the client's."""
         graph = list(models)
-        name = shell.database_name(uri)
-        options = shell.client_options(uri, client_options)
+        name = common.database_name(uri)
+        options = common.client_options(uri, client_options)
         client: AsyncMongoClient[Any] = AsyncMongoClient(uri, **options)
         try:
             store = cls(client[name], graph, write_versions, limits, timeout)
@@ -101,7 +101,7 @@ class AsyncStore(AsyncOperations):
 
         running = server.start(path)
         try:
-            store = cls.open(shell.local_uri(running.uri), models, write_versions, limits)
+            store = cls.open(common.local_uri(running.uri), models, write_versions, limits)
         except BaseException:
             running.stop()
             raise
@@ -182,7 +182,7 @@ class AsyncStore(AsyncOperations):
         All or none, up to the size of one commit. With `ordered=False` the
         others are stored where some are refused, and `BulkFailed` lists these.
         """
-        model, listed = shell.one_model(self.graph, documents)
+        model, listed = common.one_model(self.graph, documents)
         if model is None:
             return []
         return await self._write(self._calls(model).insert_many(listed, ordered), session)
@@ -300,13 +300,13 @@ class AsyncStore(AsyncOperations):
         entry = self.graph.entry(model)
         server = await self._capabilities()
         if dry_run:
-            options = upkeep.migrations.run.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
             return await self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             )
         async with self._recorded("migrate", [model], throttle, progress) as job:
             options = upkeep.migrations.run.Options(
-                job.owner, shell.is_dead, batch, throttle, retry, stop, job
+                job.owner, common.is_dead, batch, throttle, retry, stop, job
             )
             return await self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
@@ -359,7 +359,7 @@ class AsyncStore(AsyncOperations):
         """
         await self._require_transactions("transaction()")
         async with self.runner.database.client.start_session() as session:
-            await session.start_transaction(**shell.TRANSACTION_OPTIONS)
+            await session.start_transaction(**common.TRANSACTION_OPTIONS)
             try:
                 with self._block(session):
                     yield session

@@ -23,7 +23,7 @@ from treadle.plan.server_errors import (
     lacks_sessions,
     surely_not_committed,
 )
-from treadle.store import deadline, shell, turn
+from treadle.store import common, deadline, turn
 from treadle.store.deadline import Retries, TimedOut
 
 # How long the abort of a failed transaction may take.
@@ -38,7 +38,7 @@ async def in_transaction(
     """Run `work` and commit. Returns what it returns; raises `TimedOut` where conflicts do not end."""
     retries = Retries(lock_seconds)
     while True:
-        await session.start_transaction(**shell.TRANSACTION_OPTIONS)
+        await session.start_transaction(**common.TRANSACTION_OPTIONS)
         try:
             result = await work(session)
             # One that is over already was ended by the work itself.
@@ -89,7 +89,7 @@ async def abort(session: AsyncClientSession, error: BaseException | None = None)
     unreachable = isinstance(error, ServerSelectionTimeoutError)
     with (
         contextlib.suppress(PyMongoError),
-        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
+        deadline.instead(common.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
     ):
         await session.abort_transaction()
 

@@ -12,7 +12,7 @@ from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.async_writer import AsyncWriter
 
@@ -45,11 +45,11 @@ class AsyncNodes(Generic[D]):
 
 
 async def _stream(runner: AsyncRunner, reader: NodeReader[D], session: Session) -> AsyncGenerator[D]:
-    with shell.encoding():
+    with common.encoding():
         read = await runner.read(reader.first(), session)
     while read is not None:
         try:
-            with shell.encoding():
+            with common.encoding():
                 cursor = await runner.opened(read, session)
         except OperationFailure as error:
             read = reader.instead(error)
@@ -62,7 +62,7 @@ async def _stream(runner: AsyncRunner, reader: NodeReader[D], session: Session) 
 
 
 async def _page(cursor: Any, size: int) -> list[Any]:
-    with shell.encoding():
+    with common.encoding():
         raws: list[Any] = await cursor.to_list(size)
         return raws
 

@@ -23,7 +23,7 @@ from treadle.graph.quarantine import log
 from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_passing
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.async_due import LEASE_RENEWALS
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import on_terminate, repeating_async
@@ -108,7 +108,7 @@ class AsyncWorker:
     ) -> AsyncGenerator[tuple[upkeep.stream.Follower, AsyncClientSession]]:
         """A follower with its session, whose lease is renewed meanwhile."""
         client = self._store.runner.database.client
-        shell.require_one_router(server, client)
+        common.require_one_router(server, client)
         async with client.start_session() as session, self._store._owning() as owner:
             follower = self._following(server, session, owner)
             # The lease runs out by itself if the server cannot be reached.
@@ -124,7 +124,7 @@ class AsyncWorker:
             name=self._name,
             owner=owner,
             session=session.session_id["id"],
-            is_dead=shell.is_dead,
+            is_dead=common.is_dead,
         )
         return self._follower
 

@@ -26,9 +26,9 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Call, Failed, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.store import deadline, joined, shell
+from treadle.store import ambient_transaction, common, deadline
 from treadle.store.async_runner import AsyncRunner
-from treadle.store.combine import AsyncCombiner
+from treadle.store.batching import AsyncCombiner
 from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
@@ -47,9 +47,9 @@ class AsyncWriter:
         limits: Limits | None = None,
         timeout: float | None = None,
     ) -> None:
-        shell.check_database(database, AsyncDatabase)
+        common.check_database(database, AsyncDatabase)
         # How long a call may take whose caller set no deadline.
-        self._seconds = shell.call_seconds(database, timeout)
+        self._seconds = common.call_seconds(database, timeout)
         self.graph = Graph(models, write_versions, limits)
         self.protocol = WriteProtocol(self.graph)
         self._layouts: dict[type[Document], Layout[Any]] = {
@@ -66,7 +66,7 @@ class AsyncWriter:
         self._streams = any(rule.maintain == "stream" for rule in self.graph.rules)
         # Whether the server was found recent enough, and whose capabilities are known.
         self._greeted = self._recovered = False
-        self._primaries: shell.Primaries = frozenset()
+        self._primaries: common.Primaries = frozenset()
         self._topology: Any = None
         bounds = self.graph.limits
         self._combiner = AsyncCombiner(self._commit, bounds.combined_max, bounds)
@@ -87,13 +87,18 @@ class AsyncWriter:
     def _within(self, session: Session) -> Session:
         """The session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
-            joined.refuse_other(self, session)
+            ambient_transaction.refuse_other(self, session)
             return session
-        inherited: Session = joined.current(self)
+        inherited: Session = ambient_transaction.current(self)
         return inherited
 
     def _write(self, plan: Plan[R], session: Session = None) -> Awaitable[R]:
-        if self._seconds is None and self._steady and session is None and joined.current(self) is None:
+        if (
+            self._seconds is None
+            and self._steady
+            and session is None
+            and ambient_transaction.current(self) is None
+        ):
             # The same in short, for the most frequent case.
             return self.runner.call(plan)
         return self._write_with_care(plan, session)
@@ -112,7 +117,7 @@ class AsyncWriter:
         return outcome
 
     async def _write_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), shell.encoding():
+        with deadline.within(self._seconds), common.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 await self._look()
             within = self._within(session)
@@ -123,12 +128,12 @@ class AsyncWriter:
     @property
     def _free_to_read(self) -> bool:
         """Whether a read of a caller without a session takes no care, and may go together with others."""
-        return self._seconds is None and self._greeted and self.runner.shares and joined.nobody()
+        return self._seconds is None and self._greeted and self.runner.shares and ambient_transaction.nobody()
 
     @property
     def _free_to_write(self) -> bool:
         """The same of a write."""
-        return self._seconds is None and self._steady and self.runner.shares and joined.nobody()
+        return self._seconds is None and self._steady and self.runner.shares and ambient_transaction.nobody()
 
     @property
     def _steady(self) -> bool:
@@ -155,7 +160,7 @@ class AsyncWriter:
         return self._read_with_care(plan, session)
 
     async def _read_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), shell.encoding():
+        with deadline.within(self._seconds), common.encoding():
             if not self._greeted and self._streams:
                 # Refuses a server that has none.
                 await self._look()
@@ -166,7 +171,7 @@ class AsyncWriter:
 
     async def _apart(self, plan: Plan[R], *, answers: bool = False) -> R:
         """Perform a plan that belongs to no transaction of the caller, within the caller's time."""
-        with deadline.within(self._seconds), shell.encoding():
+        with deadline.within(self._seconds), common.encoding():
             return await self.runner.run(plan, answers=answers)
 
     async def _share(self, work: Work[Any], alone: bool, session: Session) -> Any:
@@ -183,7 +188,7 @@ class AsyncWriter:
     @asynccontextmanager
     async def _owning(self) -> AsyncGenerator[str]:
         """A name for one piece of work; whatever ends it, no lease stays under that name."""
-        with shell.owning() as owner:
+        with common.owning() as owner:
             try:
                 yield owner
             except BaseException:
@@ -231,7 +236,7 @@ class AsyncWriter:
         topology = self.database.client.topology_description
         if self._known is not None and topology is self._topology:
             return
-        primaries = shell.primaries(topology) or self._primaries
+        primaries = common.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
                 found = await self.runner.run(read_capabilities(self._uses))
@@ -243,7 +248,7 @@ class AsyncWriter:
             self.protocol.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description
-            primaries = shell.primaries(topology)
+            primaries = common.primaries(topology)
         self._topology, self._primaries = topology, primaries
 
     def _assume(self, known: Capabilities) -> None:
@@ -251,7 +256,7 @@ class AsyncWriter:
         self._learn(replace(known, database=self.database.name))
         self._greeted = True
         self._topology = self.database.client.topology_description
-        self._primaries = shell.primaries(self._topology)
+        self._primaries = common.primaries(self._topology)
 
     async def _recover(self) -> int:
         if self._known is None:

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.engine import intents
+from treadle.engine import fan_outs
 from treadle.engine.contention import attempting, divides, in_pieces
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
+from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, feeds_beyond, propagate
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION, Rule
 from treadle.graph.quarantine import set_aside
+from treadle.graph.rule import REVISION, Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
@@ -215,7 +215,7 @@ class _Application:
             for unit, totals in zip(units, counted, strict=True):
                 yield from unit.bring_right(self.server, ledger, totals)
             if ledger:
-                yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+                yield from propagate(self.graph, self.server, ledger, copies_max=UNBOUNDED)
             yield from end()
 
         def hold() -> Plan[None]:
@@ -252,7 +252,7 @@ class _Application:
 
     def _copy_widely(self, rule: CopyRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
-        yield from intents.finish(self.graph, self.server, FanOut(rule, key), {"after": None, "n": -1})
+        yield from fan_outs.finish(self.graph, self.server, FanOut(rule, key), {"after": None, "n": -1})
 
     # -- deleted sources ---------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class _Application:
             yield from delete_documents(rule.target, referring, ledger)
         elif referring:
             yield from detach(rule, referring, [key], ledger)
-        yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+        yield from propagate(self.graph, self.server, ledger, copies_max=UNBOUNDED)
         yield from self.fence()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from treadle.graph.gather import GroupRule
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan, Raw, aggregate, find_one
 
 COLLECTION = "treadle.schedules"
@@ -44,7 +44,7 @@ def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:
 NOT_YET: Bounds = []
 
 
-def scheduled_bounds(entry: Entry[Any]) -> Plan[Bounds | None]:
+def scheduled_bounds(entry: ModelEntry[Any]) -> Plan[Bounds | None]:
     """What the last run of a scheduled rollup computed, or NOT_YET; None where nothing is scheduled."""
     if entry.group is None or entry.group.maintain != "schedule":
         return None

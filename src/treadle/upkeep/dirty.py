@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from treadle.engine.alternate_keys import targets_of
 from treadle.engine.contributions import keys_of_sources
-from treadle.engine.named import targets_of
 from treadle.graph.derived import CopyRule
 from treadle.graph.events import AFTER, Event
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.plan import Plan, Raw, find
 from treadle.query.keys import ReferenceKey, distinct, freeze, freeze_all
 from treadle.query.paths import outermost
@@ -54,7 +54,7 @@ class Mark:
 class Dirty:
     """What a batch of events leaves to be recomputed."""
 
-    marks: dict[Entry[Any], list[Mark]] = field(default_factory=dict)
+    marks: dict[ModelEntry[Any], list[Mark]] = field(default_factory=dict)
     # What targets name sources by whose copies must follow, and sources that are gone; and the ids of
     # sources whose names are to be read.
     copies: dict[CopyRule, list[Any]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Dirty:
     lookups: dict[GatherRule, list[Any]] = field(default_factory=dict)
     # Events of sources that were inserted, where a target's total is remembered (`totals.py`).
     inserted: dict[GatherRule, list[Mapping[str, Any]]] = field(default_factory=dict)
-    documents: dict[Entry[Any], list[Any]] = field(default_factory=dict)
+    documents: dict[ModelEntry[Any], list[Any]] = field(default_factory=dict)
     # Changed documents, in order, for rules that take each change by itself.
     events: dict[Rule, list[Event]] = field(default_factory=dict)
     # Rules that need a backfill, because collections were dropped or renamed, or because nobody sent the
@@ -87,7 +87,7 @@ class Dirty:
 
     def mark(
         self,
-        target: Entry[Any],
+        target: ModelEntry[Any],
         key: Any,
         *,
         sourced: bool = False,
@@ -96,7 +96,7 @@ class Dirty:
     ) -> None:
         self.marks.setdefault(target, []).append(Mark(key, None, sourced, cards, renewed))
 
-    def targets(self) -> dict[Entry[Any], list[Mark]]:
+    def targets(self) -> dict[ModelEntry[Any], list[Mark]]:
         """The documents to recompute, each once."""
         targets = {}
         for entry, marks in self.marks.items():

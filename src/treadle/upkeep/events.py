@@ -17,7 +17,7 @@ from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.events import AFTER, BEFORE, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.paths import outermost, overlap, plain, top, tops
@@ -54,7 +54,7 @@ class Watch:
         if only is not None:
             self.rules = [rule for rule in graph.rules if rule in only]
         self.watchers: dict[str, list[_Watcher]] = {}
-        own: dict[Entry[Any], _Own] = {}
+        own: dict[ModelEntry[Any], _Own] = {}
         alike: dict[Any, _Gathered] = {}
         for rule in self.rules:
             if type(rule).replay is not Rule.replay:
@@ -172,7 +172,7 @@ class Watch:
 class _Watcher:
     """Who looks at the events of a collection."""
 
-    def __init__(self, entry: Entry[Any]) -> None:
+    def __init__(self, entry: ModelEntry[Any]) -> None:
         self.collection = entry.collection
         # The fields that it watches there, without positions; None for all. A document that becomes another
         # kind, or is deleted softly or restored, has other values to hold, and to give.
@@ -300,7 +300,7 @@ class _Copied(_Watcher):
 class _Own(_Watcher):
     """What Treadle maintains in documents of the collection itself."""
 
-    def __init__(self, entry: Entry[Any]) -> None:
+    def __init__(self, entry: ModelEntry[Any]) -> None:
         super().__init__(entry)
         self.entry = entry
         # The fields that it is known to follow from, also where any other may matter.

@@ -17,8 +17,8 @@ from pymongo import UpdateOne
 from treadle.engine.pages import projection_of
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import storable_key
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
@@ -76,7 +76,9 @@ def listed(graph: Graph, **chosen: Any) -> Plan[list[KeptFinding]]:
     ]
 
 
-def look(graph: Graph, server: Capabilities, entry: Entry[Any], ids: Sequence[Any]) -> Plan[list[Finding]]:
+def look(
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], ids: Sequence[Any]
+) -> Plan[list[Finding]]:
     """What is wrong now in some documents, with the values."""
     chosen = {"_id": {"$in": distinct(ids)}}
     images = yield from entry.targets.exact.find(chosen, projection=projection_of(entry))
@@ -84,7 +86,7 @@ def look(graph: Graph, server: Capabilities, entry: Entry[Any], ids: Sequence[An
 
 
 def look_again(
-    graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], **chosen: Any
+    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry[Any]], **chosen: Any
 ) -> Plan[list[Finding]]:
     """What is still wrong of what is remembered of these models; the rest is forgotten."""
     left: list[Finding] = []
@@ -103,7 +105,7 @@ def look_again(
     return left
 
 
-def note(entries: Iterable[Entry[Any]], findings: Sequence[Finding]) -> Plan[list[Raw]]:
+def note(entries: Iterable[ModelEntry[Any]], findings: Sequence[Finding]) -> Plan[list[Raw]]:
     """Note for `status` how many findings there were per rule; these numbers."""
     operations = []
     counted: list[Raw] = []
@@ -122,7 +124,7 @@ def note(entries: Iterable[Entry[Any]], findings: Sequence[Finding]) -> Plan[lis
     return counted
 
 
-def rule_of(entry: Entry[Any], path: str) -> Rule | None:
+def rule_of(entry: ModelEntry[Any], path: str) -> Rule | None:
     """The rule that maintains a path of a finding."""
     return next((rule for rule in entry.rules if is_of(rule, path)), None)
 

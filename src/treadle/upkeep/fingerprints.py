@@ -16,7 +16,7 @@ from pymongo import UpdateOne
 
 from treadle.graph.graph import DERIVED, Graph
 from treadle.graph.outcomes import Action
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.plan import Plan, bulk_write, find, find_one, update_many
 
 COLLECTION = "treadle.setup"
@@ -80,7 +80,7 @@ def stale() -> Plan[set[str]]:
     return {row["_id"] for row in (yield from find(COLLECTION, {"kind": "rule", "stale": True}))}
 
 
-def rebuilt(entries: Iterable[Entry[Any]]) -> Plan[None]:
+def rebuilt(entries: Iterable[ModelEntry[Any]]) -> Plan[None]:
     """Note that the values of these models are as declared again."""
     yield from rebuilt_rules(rule for entry in entries for rule in entry.rules if isinstance(rule, DERIVED))
 

@@ -22,7 +22,7 @@ from pymongo.errors import OperationFailure
 from treadle.graph.events import AFTER, BEFORE
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, delete_many
 from treadle.plan.capabilities import Capabilities
@@ -77,7 +77,7 @@ class ChangedGroups:
 
 
 def changed_since(
-    entry: Entry[Any], server: Capabilities, position: Raw, bounds: Bounds, last_run: dt.datetime | None
+    entry: ModelEntry[Any], server: Capabilities, position: Raw, bounds: Bounds, last_run: dt.datetime | None
 ) -> Plan[ChangedGroups]:
     """The closed groups whose sources changed since a position in the stream, that of the last run."""
     group = entry.group

@@ -21,8 +21,8 @@ from treadle.engine.version_upgrade import has_outdated
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION, Entry
 from treadle.graph.quarantine import readable
+from treadle.graph.rule import REVISION, ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
@@ -112,7 +112,7 @@ def key_paths(key: GroupKey) -> list[str]:
     return [f"_id.k{number}" for number in range(len(key.parts))]
 
 
-def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
+def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
     """The documents of a rollup as they should be, of sources and groups that match."""
     group = entry.group
     accumulators = Accumulators()
@@ -147,7 +147,7 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
 
 
 def merge_groups(
-    entry: Entry[Any], before: Raw, after: Raw, lease: Lease, *, empty: bool = False
+    entry: ModelEntry[Any], before: Raw, after: Raw, lease: Lease, *, empty: bool = False
 ) -> list[Raw]:
     """The whole recomputation of groups, ending in `$merge`; each document is stamped with the run.
 
@@ -172,7 +172,7 @@ def merge_groups(
 # -- fields of targets that exist ---------------------------------------------------------------------
 
 
-def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -> list[Raw]:
+def merge_fields(entry: ModelEntry[Any], rules: Sequence[GatherRule], lease: Lease) -> list[Raw]:
     """The recomputation of fields in all targets, from the targets' collection.
 
     Begins with every target, so that one whose last source has left is set
@@ -222,7 +222,7 @@ def _changes(paths: Sequence[str]) -> Raw:
 class GroupWork:
     """The recomputation of groups in one run, and how many documents it wrote and removed."""
 
-    def __init__(self, graph: Graph, server: Capabilities, entry: Entry[Any], lease: Lease) -> None:
+    def __init__(self, graph: Graph, server: Capabilities, entry: ModelEntry[Any], lease: Lease) -> None:
         self.graph = graph
         self.server = server
         self.entry = entry

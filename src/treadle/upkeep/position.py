@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from treadle.graph.pattern import Pattern, Rule
+from treadle.graph.rule import Pattern, Rule
 from treadle.plan import Plan, Raw, update_one
 from treadle.upkeep.change_stream import present_place
 

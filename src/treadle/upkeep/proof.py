@@ -14,7 +14,7 @@ from treadle.engine.pages import projection_of
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
@@ -55,7 +55,7 @@ def check(sample: float | None, since: datetime | None, resume: bool) -> None:
 def prove(
     graph: Graph,
     server: Capabilities,
-    entries: Sequence[Entry[Any]],
+    entries: Sequence[ModelEntry[Any]],
     job: Job,
     *,
     sample: float | None = None,
@@ -108,7 +108,7 @@ def _summary(found: Sequence[Finding], sample: float | None, since: datetime | N
 def _resume(
     graph: Graph,
     server: Capabilities,
-    entries: Sequence[Entry[Any]],
+    entries: Sequence[ModelEntry[Any]],
     job: Job,
     is_dead: Callable[[str], bool],
 ) -> Plan[list[Finding]]:
@@ -123,7 +123,7 @@ def _resume(
 
 
 def _verify_since(
-    graph: Graph, server: Capabilities, entries: Sequence[Entry[Any]], since: datetime
+    graph: Graph, server: Capabilities, entries: Sequence[ModelEntry[Any]], since: datetime
 ) -> Plan[list[Finding]]:
     """The findings in what changed since a moment, and in what follows from that.
 

@@ -18,8 +18,8 @@ from treadle.engine.recompute import Recomputation
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import around, set_aside
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
@@ -35,7 +35,7 @@ from treadle.upkeep.verify import examined, own, verify, within
 REBUILD_ROUNDS_MAX = 5
 
 
-def rules_of(entries: Sequence[Entry[Any]], fields: Sequence[str]) -> frozenset[Rule]:
+def rules_of(entries: Sequence[ModelEntry[Any]], fields: Sequence[str]) -> frozenset[Rule]:
     """The rules that maintain these fields, by their Python or stored names."""
     chosen: set[Rule] = set()
     if isinstance(fields, str) or not isinstance(fields, Collection) or not fields:
@@ -70,14 +70,14 @@ def is_about(rules: frozenset[Rule], finding: Finding) -> bool:
     return any(is_of(rule, finding.path) for rule in rules if rule.target.model.__name__ == finding.model)
 
 
-def in_order(entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
+def in_order(entries: Iterable[ModelEntry[Any]]) -> list[ModelEntry[Any]]:
     """Models whose fields feed others before those others."""
     ruled = [entry for entry in entries if entry.rules and entry.layout is None]
     return sorted(ruled, key=lambda entry: min(rule.level for rule in entry.rules))
 
 
 def rebuild(
-    graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], report: Report | None = None
+    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry[Any]], report: Report | None = None
 ) -> Plan[int]:
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
@@ -102,7 +102,7 @@ def rebuild(
     return visited
 
 
-def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Report | None) -> Plan[int]:
+def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report: Report | None) -> Plan[int]:
     bounds = yield from scheduled_bounds(entry)
     if bounds is NOT_YET or not (examined(entry) or entry.answering("repair")):
         # Of a scheduled model the first run computes it.
@@ -123,7 +123,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Repo
     return visited
 
 
-def _page(entry: Entry[Any]) -> int:
+def _page(entry: ModelEntry[Any]) -> int:
     """Documents at a time; fewer where they are recomputed in one commit."""
     return entry.limits.rebuild_page if Recomputation.of(entry).rules else entry.limits.verify_page
 
@@ -131,7 +131,7 @@ def _page(entry: Entry[Any]) -> int:
 def repair(
     graph: Graph,
     server: Capabilities,
-    entries: Iterable[Entry[Any]],
+    entries: Iterable[ModelEntry[Any]],
     report: Report | None = None,
     only: frozenset[Rule] | None = None,
 ) -> Plan[int]:
@@ -174,7 +174,7 @@ def repair(
 def repair_some(
     graph: Graph,
     server: Capabilities,
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     ids: Sequence[Any],
     only: frozenset[Rule] | None = None,
 ) -> Plan[list[Any]]:
@@ -187,7 +187,7 @@ def repair_some(
 def mend(
     graph: Graph,
     server: Capabilities,
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     keys: Sequence[Any],
     *,
     before: Callable[[], Plan[None]] | None = None,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Rule
+from treadle.graph.rule import Rule
 from treadle.plan import Plan, Raw, transact
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import controls

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from treadle.engine.alternate_keys import targets_of
 from treadle.engine.contributions import keys_of_sources
-from treadle.engine.intents import finish
-from treadle.engine.named import targets_of
-from treadle.engine.react import FanOut
+from treadle.engine.fan_outs import finish
+from treadle.engine.propagate import FanOut
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import SET_ASIDE, around
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan, Raw, by_id, delete_one, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
@@ -47,7 +47,9 @@ def retry_all(graph: Graph, server: Capabilities, *, due: bool = False) -> Plan[
     return done
 
 
-def settling(graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], work: Plan[int]) -> Plan[int]:
+def settling(
+    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry[Any]], work: Plan[int]
+) -> Plan[int]:
     """Do a work that goes over all documents of some models, and let go of what it has settled."""
     listed = list(entries)
     collections = {each for entry in listed for each in _read_by(entry)}
@@ -73,7 +75,7 @@ def _rows(graph: Graph, conditions: Sequence[Raw]) -> Plan[list[Raw]]:
     return find(SET_ASIDE, {"$and": list(conditions)}, sort=[("at", 1)], limit=most)
 
 
-def _read_by(entry: Entry[Any]) -> set[str]:
+def _read_by(entry: ModelEntry[Any]) -> set[str]:
     """The collections that the rules of a model write and read."""
     return {entry.collection}.union(*(rule.reads() for rule in entry.rules))
 
@@ -102,7 +104,7 @@ def retry(graph: Graph, server: Capabilities, row: Raw) -> Plan[bool]:
     return (yield from _let_go(row))
 
 
-def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -> Plan[None]:
+def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: Any) -> Plan[None]:
     """Bring right what a document derives from others, and what others derive from it."""
     yield from _mend(graph, server, entry, [key])
     if entry.group is not None:
@@ -118,7 +120,7 @@ def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -
             yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
 
 
-def _mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
     """Mend documents of a model and of the kinds below it."""
     if entry.group is not None:
         yield from mend(graph, server, entry, keys)
@@ -128,7 +130,7 @@ def _mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[
         yield from mend(graph, server, exact, [each["_id"] for each in own])
 
 
-def _detach(graph: Graph, server: Capabilities, entry: Entry[Any], document: Raw) -> Plan[None]:
+def _detach(graph: Graph, server: Capabilities, entry: ModelEntry[Any], document: Raw) -> Plan[None]:
     """Do as `on_delete` says where a source is gone to which the document still refers."""
     dirty = Dirty()
     for rule in entry.having(CopyRule, "stream"):

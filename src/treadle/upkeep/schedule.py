@@ -28,8 +28,8 @@ from treadle.engine.version_upgrade import has_outdated
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Due, Entry, Rule
 from treadle.graph.quarantine import code_of
+from treadle.graph.rule import Due, ModelEntry, Rule
 from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities, clock
@@ -79,7 +79,7 @@ class Job:
     """Rules of one model that are computed together."""
 
     name: str
-    entry: Entry[Any]
+    entry: ModelEntry[Any]
     rules: tuple[Rule, ...]
     every: dt.timedelta
 
@@ -286,7 +286,7 @@ class Scheduler:
             written = max(written, (yield from self._mend_all(entry)))
         return replace(job.describe(now), whole=True, written=written)
 
-    def _mend_all(self, entry: Entry[Any]) -> Plan[int]:
+    def _mend_all(self, entry: ModelEntry[Any]) -> Plan[int]:
         """Look at every document and mend those that are not right; how many were looked at."""
 
         def visit(documents: Sequence[Raw]) -> Plan[None]:

@@ -26,7 +26,7 @@ from treadle.engine.indexes import (
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, read_capabilities
@@ -122,7 +122,12 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
 
 
 def set_up_validator(
-    entry: Entry[Any], server: Capabilities, existing: Raw | None, actions: list[Action], *, enforce: bool
+    entry: ModelEntry[Any],
+    server: Capabilities,
+    existing: Raw | None,
+    actions: list[Action],
+    *,
+    enforce: bool,
 ) -> Plan[None]:
     validated = entry.settings.validation != "off" and server.validators
     schema = collection_schema(entry) if validated else None
@@ -142,7 +147,7 @@ def set_up_validator(
     yield from change_validator(entry, options, detail, actions)
 
 
-def _begins_with_warnings(entry: Entry[Any], now: Raw, options: Raw) -> Plan[bool]:
+def _begins_with_warnings(entry: ModelEntry[Any], now: Raw, options: Raw) -> Plan[bool]:
     """Whether a validator must not refuse anything yet: others write to a collection that had none."""
     if not options["validator"] or options["validationAction"] != "error":
         return False

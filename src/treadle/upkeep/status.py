@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine import intents, lease
+from treadle.engine import fan_outs, lease
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Rule
 from treadle.graph.quarantine import SET_ASIDE
+from treadle.graph.rule import Rule
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
@@ -148,7 +148,7 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
     aside = yield from find(SET_ASIDE, {}, {"_id.rule": 1})
     for each in aside:
         seen.aside[each["_id"]["rule"]] = seen.aside.get(each["_id"]["rule"], 0) + 1
-    unfinished = yield from find(intents.COLLECTION, {}, {"_id": 1})
+    unfinished = yield from find(fan_outs.COLLECTION, {}, {"_id": 1})
     stale = yield from fingerprints.stale()
     described = [
         replace(_of_rule(graph, rule, seen), rebuild_needed=rule.place.label in stale) for rule in rules

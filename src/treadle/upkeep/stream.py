@@ -19,8 +19,8 @@ from treadle.engine.contention import divides, in_pieces
 from treadle.engine.lease import Lease, LeaseLost
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Rule
 from treadle.graph.quarantine import set_aside
+from treadle.graph.rule import Rule
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, delete_many, find_one, find_one_and_update, wait
 from treadle.plan.capabilities import Capabilities

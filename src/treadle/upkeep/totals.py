@@ -24,7 +24,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.recompute import Fold, Recomputation, Values, recompute
 from treadle.graph.aggregate import RECOMPUTE, SourceCount, State
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
@@ -55,22 +55,22 @@ class Totals:
         self._targets_max = targets_max
         # The time of the last event that was read.
         self.until: Any = None
-        self._totals: dict[tuple[Entry[Any], Any], Total] = {}
+        self._totals: dict[tuple[ModelEntry[Any], Any], Total] = {}
 
     def forget(self) -> None:
         self._totals.clear()
 
-    def take(self, entry: Entry[Any], key: Any) -> Total | None:
+    def take(self, entry: ModelEntry[Any], key: Any) -> Total | None:
         """The total of a target, which is forgotten unless it is kept again."""
         return self._totals.pop((entry, key), None)
 
-    def keep(self, entry: Entry[Any], key: Any, total: Total) -> None:
+    def keep(self, entry: ModelEntry[Any], key: Any, total: Total) -> None:
         while len(self._totals) >= self._targets_max:
             self._totals.pop(next(iter(self._totals)))
         self._totals[entry, key] = total
 
 
-def countable(entry: Entry[Any]) -> list[GatherRule]:
+def countable(entry: ModelEntry[Any]) -> list[GatherRule]:
     """The rules of a model that totals serve: all that gather, from one source by one key; else none."""
     rules = Recomputation.of(entry, "stream").gathers
     if not rules or entry.group is not None:
@@ -94,7 +94,7 @@ def _is_countable(rule: GatherRule) -> bool:
 class Counted:
     """The totals of some targets, in one transaction that brings them right."""
 
-    def __init__(self, totals: Totals, entry: Entry[Any], marks: Sequence[Mark]) -> None:
+    def __init__(self, totals: Totals, entry: ModelEntry[Any], marks: Sequence[Mark]) -> None:
         self._totals = totals
         self._entry = entry
         self._rules = countable(entry)

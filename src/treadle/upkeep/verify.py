@@ -22,8 +22,8 @@ from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Pace, Report
-from treadle.graph.pattern import STATE, Entry, Rule
 from treadle.graph.quarantine import around, set_aside
+from treadle.graph.rule import STATE, ModelEntry, Rule
 from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
 from treadle.model.text import escape_text
@@ -49,7 +49,7 @@ COLD_SHARD_SECONDS = 10.0
 def verify(
     graph: Graph,
     server: Capabilities,
-    entries: Iterable[Entry[Any]],
+    entries: Iterable[ModelEntry[Any]],
     report: Report | None = None,
     sample: float | None = None,
 ) -> Plan[list[Finding]]:
@@ -81,12 +81,12 @@ def verify(
     return findings
 
 
-def own(entry: Entry[Any], method: str) -> list[Rule]:
+def own(entry: ModelEntry[Any], method: str) -> list[Rule]:
     """The rules that answer a method and are bound at this very model, so that kinds do not repeat it."""
     return [rule for rule in entry.answering(method) if rule.target is entry]
 
 
-def examined(entry: Entry[Any]) -> bool:
+def examined(entry: ModelEntry[Any]) -> bool:
     """Whether the documents of a model are looked at page by page."""
     by_rules = any(rule.verifies_pages for rule in entry.answering("verify"))
     return by_rules or bool(Recomputation.of(entry).rules)
@@ -95,7 +95,7 @@ def examined(entry: Entry[Any]) -> bool:
 def _verify_pages(
     graph: Graph,
     server: Capabilities,
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     bounds: Bounds | None,
     report: Report | None,
     sample: float | None = None,
@@ -123,7 +123,7 @@ def _verify_pages(
 
 
 def confirm(
-    graph: Graph, server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]
 ) -> Plan[list[Finding]]:
     """The findings in these documents that are still there at a second look, at one moment."""
     suspects = yield from examine_each(server, entry, documents)
@@ -133,12 +133,14 @@ def confirm(
     return (yield from _give_time(graph, server, entry, confirmed))
 
 
-def _not_examined(entry: Entry[Any], key: Any, reason: str) -> Finding:
+def _not_examined(entry: ModelEntry[Any], key: Any, reason: str) -> Finding:
     """A document of which nobody can say whether it is right; `status` lists it with the others."""
     return Finding("set-aside", entry.model.__name__, key, "", None, escape_text(reason))
 
 
-def examine_each(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
+def examine_each(
+    server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]
+) -> Plan[list[Finding]]:
     """The findings in these documents; one that cannot be examined is set aside, and is a finding itself."""
 
     def attempt(some: Sequence[Raw]) -> Plan[list[Finding]]:
@@ -151,13 +153,13 @@ def examine_each(server: Capabilities, entry: Entry[Any], documents: Sequence[Ra
     return (yield from in_pieces(documents, attempt, alone))
 
 
-def within(entry: Entry[Any], document: Raw, bounds: Bounds | None) -> bool:
+def within(entry: ModelEntry[Any], document: Raw, bounds: Bounds | None) -> bool:
     """Whether a document is one that the last scheduled run computed; any, where none is scheduled."""
     return bounds is None or is_closed(entry.key_of(document), bounds)
 
 
 def _verify_groups(
-    graph: Graph, server: Capabilities, entry: Entry[Any], bounds: Bounds | None
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], bounds: Bounds | None
 ) -> Plan[list[Finding]]:
     """Groups that have no document, or more than one."""
     findings: list[Finding] = []
@@ -176,7 +178,7 @@ def _verify_groups(
 
 
 def _look_again(
-    graph: Graph, server: Capabilities, entry: Entry[Any], suspects: Sequence[Finding]
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], suspects: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings that remain when target and sources are read at one moment."""
     lost = [each for each in suspects if each.pattern == "set-aside"]
@@ -198,7 +200,7 @@ def _look_again(
 
 
 def _give_time(
-    graph: Graph, server: Capabilities, entry: Entry[Any], findings: Sequence[Finding]
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], findings: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings without those that the worker is about to put right.
 
@@ -234,7 +236,7 @@ def _same_finding(one: Finding, other: Finding) -> bool:
     return where and same(one.stored, other.stored) and same(one.expected, other.expected)
 
 
-def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
+def examine(server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these current documents."""
     findings: list[Finding] = []
     for rule in entry.answering("verify"):

@@ -41,7 +41,7 @@ from treadle.patterns.tree import fields, placing, state
 from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.removes import Remove
 from treadle.plan import find, find_one, unwind
-from treadle.store import shell
+from treadle.store import common
 
 SHAPE = {"r": {"a": {"a1": {"a2": {}}}, "b": {"b1": {}}, "leaf": {}}}
 STEPS_MAX = 60
@@ -56,7 +56,7 @@ class Side:
     def __init__(self, store: Store, work: Work[Any]) -> None:
         self.store, self.work = store, work
         self.session = store.runner.database.client.start_session()
-        self.session.start_transaction(**shell.TRANSACTION_OPTIONS)
+        self.session.start_transaction(**common.TRANSACTION_OPTIONS)
         self.plan = Commit(store.graph, store._capabilities()).inside(work)
         self.command: Any = None
         self.begun = self.ended = self.conflicted = False

@@ -17,7 +17,7 @@ from pymongo.errors import DuplicateKeyError
 from treadle.advisor.plans.folder import ChangePlan
 from treadle.engine.indexes import compare_indexes, maintenance_indexes
 from treadle.errors import UsageError
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.store.blocking.store import Store
 from treadle.upkeep import position
 from treadle.upkeep.position import signature
@@ -118,7 +118,7 @@ def require_no_other(database: Database[Any], identity: str | None = None) -> No
     )
 
 
-def entry_named(store: Store, name: str) -> Entry[Any]:
+def entry_named(store: Store, name: str) -> ModelEntry[Any]:
     return next(entry for model, entry in store.graph.entries.items() if model.__name__ == name)
 
 

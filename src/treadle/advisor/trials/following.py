@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from treadle.plan import Command, DatabaseCommand, Plan, Wait
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.blocking.store import Store
 from treadle.upkeep.change_stream import BEATS
 from treadle.upkeep.position import NAME
@@ -23,7 +23,7 @@ def catch_up(store: Store) -> float:
             name=NAME,
             owner=owner,
             session=session.session_id["id"],
-            is_dead=shell.is_dead,
+            is_dead=common.is_dead,
         )
         work = _Work()
         store.runner.run(work.measured(_all(follower)), session)

@@ -14,11 +14,11 @@ from bson import ObjectId
 from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 
-from treadle.engine.touches import counted
+from treadle.engine.auto_fields import counted
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.binding import sibling
 from treadle.graph.calls import CounterRule, Sums
-from treadle.graph.pattern import NOTHING, TRANSACTIONS, Models, Place
+from treadle.graph.rule import NOTHING, TRANSACTIONS, Models, Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.document import Document

@@ -22,15 +22,15 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
+from treadle.engine.auto_fields import counted
 from treadle.engine.pages import by_ids
-from treadle.engine.touches import counted
+from treadle.engine.updates import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
 from treadle.engine.work import Work
-from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.calls import Sums
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.plan import (
@@ -117,7 +117,7 @@ def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
         yield from bulk_write(rule.target.collection, operations, ordered=False)
 
 
-def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[None]:
+def _follow(entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[None]:
     """Let formulas and other documents follow the new counts."""
     if not befores:
         return

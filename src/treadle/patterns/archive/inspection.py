@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.graph.stored_pages import matching
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact

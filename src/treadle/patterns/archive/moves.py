@@ -12,19 +12,19 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.checked import as_written
 from treadle.engine.commit import Commit
 from treadle.engine.contention import in_pieces
 from treadle.engine.crud import translated
 from treadle.engine.pipelines import formula_stages
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
+from treadle.engine.validation import as_written
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import FormulaRule
 from treadle.graph.outcomes import Pace, Progress, Report, resting
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import set_aside
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import as_moment
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
@@ -127,7 +127,7 @@ def _move(rule: ArchivePlaces, chosen: Raw, ledger: Changes) -> Plan[int]:
     return len(keys)
 
 
-def _with_formulas(entry: Entry[Any], documents: list[Raw]) -> Plan[list[Raw]]:
+def _with_formulas(entry: ModelEntry[Any], documents: list[Raw]) -> Plan[list[Raw]]:
     """These documents with the formulas that the worker or a schedule has not evaluated yet.
 
     Nothing evaluates them in the archive.

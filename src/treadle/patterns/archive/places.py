@@ -11,7 +11,7 @@ from pymongo import IndexModel
 from treadle.engine.indexes import declared_indexes
 from treadle.errors import DeclarationError
 from treadle.graph.calls import MovingRule
-from treadle.graph.pattern import Entry, Models, Place
+from treadle.graph.rule import ModelEntry, Models, Place
 from treadle.model.document import Document
 from treadle.query.paths import resolve
 
@@ -42,7 +42,7 @@ class ArchivePlaces(MovingRule):
             for each in declared_indexes(place.entry)
             if "expireAfterSeconds" not in each.document
         ]
-        self.side: Entry[Any] = graph.add_side(_archived_model(place, self.into, indexes), place.label)
+        self.side: ModelEntry[Any] = graph.add_side(_archived_model(place, self.into, indexes), place.label)
 
 
 def _not_unique(index: IndexModel) -> IndexModel:

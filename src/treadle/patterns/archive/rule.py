@@ -27,7 +27,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Role, ScopePart
 from treadle.patterns.archive import inspection, moves
 from treadle.patterns.archive.layout import ArchiveLayout

@@ -18,8 +18,8 @@ from pymongo.errors import OperationFailure
 from treadle.engine.contention import in_pieces
 from treadle.errors import TreadleError
 from treadle.graph.outcomes import Finding, Progress, Report
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import note_aside, set_aside
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.model.text import escape_text, get_logger
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large
@@ -52,7 +52,7 @@ class Adoption:
     # What a document becomes.
     expected: ClassVar[str]
 
-    def __init__(self, entry: Entry[Any], time: str, source: str | None) -> None:
+    def __init__(self, entry: ModelEntry[Any], time: str, source: str | None) -> None:
         self.entry = entry
         self.name = entry.model.__name__
         self.time = time

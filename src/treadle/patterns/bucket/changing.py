@@ -21,7 +21,7 @@ from bson.decimal128 import Decimal128
 from pymongo import DeleteOne
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, Update
 from treadle.patterns.bucket.contents import as_decimal, guard, is_number, rewrite, window_of
 from treadle.patterns.bucket.grouping import group

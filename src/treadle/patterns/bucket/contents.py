@@ -12,7 +12,7 @@ from typing import Any
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DataError
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.patterns.bucket.spec import MILLISECOND, Spec, Stat, milliseconds, moment, state
 from treadle.plan import Raw
 from treadle.query.comparison import DECIMALS, number_key

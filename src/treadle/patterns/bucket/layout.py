@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from treadle.engine import crud, reads
-from treadle.engine.checked import as_written
 from treadle.engine.field_changes import change_of
+from treadle.engine.validation import as_written
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import PageReader, skipping
 from treadle.graph.operations import Returns

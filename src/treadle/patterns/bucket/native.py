@@ -22,7 +22,7 @@ from treadle.engine.reads import DocumentReader
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.codec import StoredField
 from treadle.model.document import Document, Indexed
 from treadle.patterns.bucket.adoption import SeriesAdoption
@@ -68,9 +68,9 @@ class NativeLayout(Layout[D]):
     """Readings in the server's own kind of collection."""
 
     pattern = "time_series"
-    entry: Entry[D]
+    entry: ModelEntry[D]
 
-    def __init__(self, entry: Entry[D], declared: Any) -> None:
+    def __init__(self, entry: ModelEntry[D], declared: Any) -> None:
         self.entry = entry
         self.declared = declared
         self.collection = entry.collection

@@ -23,7 +23,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Entry, Place
+from treadle.graph.rule import ModelEntry, Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, UTC
 from treadle.model.codec import StoredField, without_id
 from treadle.model.document import Document
@@ -90,7 +90,7 @@ class Names:
 class Spec:
     """A declaration that was checked against its model; everything in stored names."""
 
-    def __init__(self, declared: Any, entry: Entry[Any]) -> None:
+    def __init__(self, declared: Any, entry: ModelEntry[Any]) -> None:
         self.declared = declared
         self.entry = entry
         self.limits = entry.limits
@@ -328,13 +328,13 @@ def as_tuple(names: FieldNames) -> tuple[str, ...]:
 # -- checks that Bucket and TimeSeries share ----------------------------------------------
 
 
-def refusal(declared: Any, entry: Entry[Any], reason: str) -> DeclarationError:
+def refusal(declared: Any, entry: ModelEntry[Any], reason: str) -> DeclarationError:
     """The refusal of a declaration on a model."""
     what = declared.pattern.replace("_", " ")
     return DeclarationError(f"the {what} of {entry.model.__name__} {reason}", code="bucket-declaration")
 
 
-def check_time_and_expiry(declared: Any, entry: Entry[Any], time: StoredField) -> None:
+def check_time_and_expiry(declared: Any, entry: ModelEntry[Any], time: StoredField) -> None:
     shape, expiry = time.shape, declared.expire_after
     if shape.kind != "scalar" or shape.python is not dt.datetime or shape.optional:
         raise refusal(declared, entry, f"has time={time.name!r}, which must be a datetime and not None")
@@ -344,7 +344,7 @@ def check_time_and_expiry(declared: Any, entry: Entry[Any], time: StoredField) -
         )
 
 
-def check_adoption(declared: Any, entry: Entry[Any]) -> None:
+def check_adoption(declared: Any, entry: ModelEntry[Any]) -> None:
     """Refuse to move single documents inside of one collection."""
     if declared.adopt == entry.collection:
         raise refusal(

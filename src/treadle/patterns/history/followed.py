@@ -22,7 +22,7 @@ from pymongo import InsertOne, UpdateOne
 
 from treadle.engine.pages import by_ids
 from treadle.graph.events import BEFORE, Event
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.patterns.history.rows import MILLISECOND, OPEN, HistoryRows
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update
 from treadle.query.keys import freeze

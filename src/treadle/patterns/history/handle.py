@@ -8,11 +8,11 @@ from typing import Any
 
 from pymongo import DESCENDING
 
-from treadle.engine.burials import Restore
 from treadle.engine.document_layout import layout_of
 from treadle.engine.kinds import ChangeKind
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.replaces import Replace
+from treadle.engine.soft_delete import Restore
 from treadle.engine.version_upgrade import upgraded
 from treadle.engine.work import Work
 from treadle.errors import UsageError
@@ -20,7 +20,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import State
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import as_moment
 from treadle.model.document import Document
 from treadle.patterns.history.rows import HistoryRows
@@ -34,7 +34,7 @@ NEWEST = [("valid_from", DESCENDING)]
 class HistoryHandle:
     """The history of one model, or of one kind of it."""
 
-    def __init__(self, rule: HistoryRows, protocol: WriteProtocol, entry: Entry[Any]) -> None:
+    def __init__(self, rule: HistoryRows, protocol: WriteProtocol, entry: ModelEntry[Any]) -> None:
         self.rule = rule
         self.entry = entry
         self.protocol = protocol
@@ -101,7 +101,7 @@ class HistoryHandle:
 class Revert(Work[Any]):
     """An earlier state over the stored document, whoever wrote that since, and also if it is deleted."""
 
-    def __init__(self, entry: Entry[Any], document: Document, was: Entry[Any]) -> None:
+    def __init__(self, entry: ModelEntry[Any], document: Document, was: ModelEntry[Any]) -> None:
         self.entry = entry
         self.restore = None if entry.deletion_path is None else Restore(was, document.id)
         self.replace = Replace(entry, document) if was is entry else ChangeKind(entry, document, was)
@@ -116,7 +116,7 @@ class Revert(Work[Any]):
         return self.replace.result(outcome)
 
 
-def load(entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Document]]:
+def load(entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Document]]:
     """States as the models of the present have them."""
     current = yield from upgraded(entry, documents)
     return [entry.codec.load(document) for document in current]
@@ -147,7 +147,7 @@ class StateReader(PageReader[Any]):
 class MomentReader(PageReader[Any]):
     """The documents of a model that matched a filter at a moment, in the order of their ids."""
 
-    def __init__(self, rule: HistoryRows, entry: Entry[Any], filter: Raw, moment: dt.datetime) -> None:
+    def __init__(self, rule: HistoryRows, entry: ModelEntry[Any], filter: Raw, moment: dt.datetime) -> None:
         self.page = rule.limits.find_page
         self.done = False
         self._rule = rule

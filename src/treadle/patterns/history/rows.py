@@ -25,7 +25,7 @@ from pymongo import DESCENDING, IndexModel
 
 from treadle.graph.calls import ArrayRule, HierarchyRule
 from treadle.graph.changes import Before, Change, Changes, NotRead
-from treadle.graph.pattern import Models, Place, Rule
+from treadle.graph.rule import Models, Place, Rule
 from treadle.graph.scope import Image
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document

@@ -23,7 +23,7 @@ from treadle.graph.calls import PastRule
 from treadle.graph.changes import Change, Changes
 from treadle.graph.events import Event
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import TRANSACTIONS, Due, Entry, Models, Pattern, Place, Reads, Rule
+from treadle.graph.rule import TRANSACTIONS, Due, ModelEntry, Models, Pattern, Place, Reads, Rule
 from treadle.patterns.history import followed, inspection, trimming
 from treadle.patterns.history.handle import HistoryHandle
 from treadle.patterns.history.rows import HistoryRows
@@ -69,7 +69,7 @@ class HistoryRule(HistoryRows, PastRule):
     def reads(self) -> Reads:
         return {self.target.collection: None}
 
-    def calls(self, protocol: WriteProtocol, entry: Entry[Any]) -> HistoryHandle:
+    def calls(self, protocol: WriteProtocol, entry: ModelEntry[Any]) -> HistoryHandle:
         return HistoryHandle(self, protocol, entry)
 
     def run_due(self, work: Due) -> Plan[int]:

@@ -13,7 +13,7 @@ from pymongo import IndexModel
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.binding import sibling, snake
 from treadle.graph.calls import ArrayRule
-from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
+from treadle.graph.rule import TRANSACTIONS, Models, Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import codec_of
 from treadle.model.document import Document

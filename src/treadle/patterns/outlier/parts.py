@@ -15,8 +15,8 @@ from typing import Any
 from bson import ObjectId
 from pymongo import DeleteMany, InsertOne, ReplaceOne
 
-from treadle.engine.touches import touching
-from treadle.graph.pattern import REVISION
+from treadle.engine.auto_fields import touching
+from treadle.graph.rule import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, distinct, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_one

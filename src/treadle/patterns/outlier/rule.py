@@ -25,7 +25,7 @@ from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.changes import Changes
 from treadle.graph.graph import graph_of
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import Models, Owned, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule import Models, Owned, Pattern, Place, Reads, Rule, Storage
 from treadle.patterns.outlier import inspection
 from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.handle import ArrayHandle

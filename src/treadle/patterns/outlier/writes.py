@@ -19,13 +19,13 @@ from itertools import compress
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.touches import touches_of, touching
+from treadle.engine.auto_fields import touches_of, touching
+from treadle.engine.updates import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.engine.version_upgrade import upgrade_matching, upgrade_stored
 from treadle.engine.work import Work
-from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.patterns.outlier.parts import Move, in_order, refill

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.pattern import REVISION, ClassPlace, Entry, Models, Owned, Place, Reads, Rule, Storage
+from treadle.graph.rule import REVISION, ClassPlace, ModelEntry, Models, Owned, Place, Reads, Rule, Storage
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
@@ -127,14 +127,14 @@ def _bound(place: Place, graph: Models, role: Role, name: Any) -> Path:
     return path
 
 
-def _mistyped(entry: Entry[Any], role: str, name: str, wrong: str) -> DeclarationError:
+def _mistyped(entry: ModelEntry[Any], role: str, name: str, wrong: str) -> DeclarationError:
     return DeclarationError(
         f"{entry.model.__name__} has a tree with {role}={name!r}, but {entry.model.__name__}.{name} {wrong}",
         code="tree-field-type",
     )
 
 
-def _last_field(entry: Entry[Any], path: Path) -> StoredField:
+def _last_field(entry: ModelEntry[Any], path: Path) -> StoredField:
     codec = entry.codec
     for step in path.steps[:-1]:
         model = model_of(codec.by_name[step.name].shape)
@@ -146,7 +146,7 @@ def _last_field(entry: Entry[Any], path: Path) -> StoredField:
 class Tree:
     """The tree of one model: all its representations, with stored paths."""
 
-    def __init__(self, entry: Entry[Any]) -> None:
+    def __init__(self, entry: ModelEntry[Any]) -> None:
         self.entry = entry
         self.collection = entry.collection
         self.rules: list[TreeRule] = []

@@ -12,7 +12,7 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
 from treadle.graph.outcomes import Nested
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.document import Document
 from treadle.model.text import quote
 from treadle.patterns.tree import reads, state
@@ -121,7 +121,7 @@ class TreeHandle(Generic[D]):
         self._check(node)
         self._check_index(at, parent)
         stated = Stated(UNSTATED if parent is None else self._entry.identity(parent), at)
-        entry: Entry[D] = self._protocol.graph.entry(type(node))
+        entry: ModelEntry[D] = self._protocol.graph.entry(type(node))
         work: Insert[D] = Insert(entry, [node], {self._tree.rules[0]: [stated]})
         (stored,) = yield from self._protocol.write(work)
         return stored

@@ -16,7 +16,7 @@ from typing import Any
 import bson
 
 from treadle.engine.contention import attempting, in_pieces
-from treadle.engine.react import UNBOUNDED, react
+from treadle.engine.propagate import UNBOUNDED, propagate
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
@@ -295,5 +295,5 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
             tree.collection, tree.living({"_id": {"$in": renamed}}), {"$set": {tree.roles["path"]: ""}}
         )
     yield from rewrite(tree, updates, ledger)
-    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
     return [key for key, _ in updates]

@@ -13,7 +13,7 @@ from typing import Any
 from treadle.engine.deletes import check_restrictions, delete_documents, restricting
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.patterns.tree.fields import TREE_CHECK_MAX, Tree
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.reads import first_key, parent_of

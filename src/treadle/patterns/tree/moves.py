@@ -19,15 +19,15 @@ import copy
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written
+from treadle.engine.auto_fields import stamp_expressions, touches_of
 from treadle.engine.pipelines import update_pipeline
-from treadle.engine.touches import stamp_expressions, touches_of
+from treadle.engine.updates import follow_own
+from treadle.engine.validation import as_written
 from treadle.engine.work import Work
-from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.model.document import Document
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import MOVING, UNSTATED, Tree, node_missing, parent_missing

@@ -13,7 +13,7 @@ from typing import Any
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import (
     ABOVE,

@@ -22,7 +22,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.graph import graph_of
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import TRANSACTIONS, Due, Models, Pattern, Place, Storage
+from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Storage
 from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.fields import UNSTATED, Role, Stated, Tree, TreePlace, TreeRule
 from treadle.patterns.tree.handle import TreeHandle

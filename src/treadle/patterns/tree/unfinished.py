@@ -10,7 +10,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.react import UNBOUNDED, react
+from treadle.engine.propagate import UNBOUNDED, propagate
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
@@ -59,7 +59,7 @@ def chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pace: Pace
         return True
     ledger = Changes()
     step = yield from STEPS[work["kind"]](tree, work, pace, ledger)
-    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
     if step.ended:
         yield from state.end(tree, token, step.done)
     else:

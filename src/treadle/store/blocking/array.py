@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from pymongo.client_session import ClientSession
 
 from treadle.graph.calls import ArrayRule, rule_named
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan
-from treadle.store import shell
-from treadle.store.blocking.moment import moment
+from treadle.store import common
+from treadle.store.blocking.snapshot import moment
 from treadle.store.blocking.writer import Writer
 
 R = TypeVar("R")
@@ -22,7 +22,7 @@ Session = ClientSession | None
 class Array:
     """An outlier array, whether or not it overflowed, blocking; nothing is read before a call."""
 
-    def __init__(self, store: Writer, entry: Entry[Any], field: str, id: Any) -> None:
+    def __init__(self, store: Writer, entry: ModelEntry[Any], field: str, id: Any) -> None:
         self._store = store
         self._calls = rule_named(entry, ArrayRule, field).calls(store.protocol, id)
 
@@ -62,5 +62,5 @@ class Array:
                 yield from self._store.runner.read(reader.next(), session)
 
     def _read(self, plan: Plan[R], session: Session) -> R:
-        with moment(self._store, self._store._within(session)) as (own, _), shell.encoding():
+        with moment(self._store, self._store._within(session)) as (own, _), common.encoding():
             return self._store.runner.read(plan, own)

@@ -21,13 +21,13 @@ from pymongo.errors import PyMongoError
 from treadle.engine.indexes import EXAMPLES_MAX
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import log
+from treadle.graph.rule import ModelEntry
 from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer
+from treadle.store.batching import Combiner
 from treadle.store.blocking.writer import Writer
-from treadle.store.combine import Combiner
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding
 from treadle.store.shared_commands import copy_error
@@ -54,7 +54,7 @@ class Counter:
     """A counter, blocking; safe to share between several threads."""
 
     def __init__(
-        self, store: Writer, entry: Entry[Any], field: str, random: Callable[[], float] | None
+        self, store: Writer, entry: ModelEntry[Any], field: str, random: Callable[[], float] | None
     ) -> None:
         self._store = store
         self.rule = rule_named(entry, CounterRule, field)

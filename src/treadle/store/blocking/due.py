@@ -14,7 +14,7 @@ import datetime as dt
 from pymongo.errors import PyMongoError
 
 from treadle import upkeep
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.background import repeating
 from treadle.store.blocking.writer import Writer
 
@@ -30,7 +30,7 @@ def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[upkee
             store._capabilities(),
             owner=owner,
             session=session.session_id["id"],
-            is_dead=shell.is_dead,
+            is_dead=common.is_dead,
         )
         seconds = store.graph.limits.schedule_lease_seconds / LEASE_RENEWALS
         try:

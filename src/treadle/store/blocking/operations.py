@@ -13,8 +13,8 @@ from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
-from treadle.store import shell
-from treadle.store.blocking.past import Past
+from treadle.store import common
+from treadle.store.blocking.history import Past
 
 
 class Operations(Past):
@@ -51,7 +51,7 @@ class Operations(Past):
         with self._owning() as owner:
             job = self._job("verify", models, owner, throttle, progress, every_page=whole)
             found = self.runner.run(
-                upkeep.proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
+                upkeep.proof.prove(self.graph, server, entries, job, is_dead=common.is_dead, **options)
             )
         return found if only is None else [each for each in found if upkeep.rebuild.is_about(only, each)]
 
@@ -205,7 +205,7 @@ class Operations(Past):
         with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)
             if resume:
-                self.runner.run(upkeep.jobs.take_over(job, shell.is_dead))
+                self.runner.run(upkeep.jobs.take_over(job, common.is_dead))
             self.runner.run(job.begin())
             try:
                 yield job

@@ -16,12 +16,12 @@ from treadle.graph.outcomes import Page
 from treadle.model.document import Document
 from treadle.plan import Failed, Raw
 from treadle.query.filters import Sort
-from treadle.store import shell
-from treadle.store.blocking.moment import read_both
+from treadle.store import common
 from treadle.store.blocking.results import Results, read_pages
+from treadle.store.blocking.snapshot import read_both
 from treadle.store.blocking.writer import Writer
+from treadle.store.common import Invalid
 from treadle.store.shared_commands import ALONE
-from treadle.store.shell import Invalid
 
 D = TypeVar("D", bound=Document)
 C = TypeVar("C", bound=BaseModel)
@@ -127,7 +127,7 @@ class Reads(Writer):
         self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: Any = None
     ) -> Any:
         """The documents with these ids, in their order; None where there is none."""
-        calls, listed = self._calls(model), shell.listed_ids(model, ids)
+        calls, listed = self._calls(model), common.listed_ids(model, ids)
         return self._read(calls.many(listed, self._card(model, into)), session)
 
     @overload
@@ -181,7 +181,7 @@ class Reads(Writer):
         with `invalid="skip"` it is passed over, and `invalid` of the results
         lists the errors.
         """
-        noted, card = shell.noting(invalid), self._card(model, into)
+        noted, card = common.noting(invalid), self._card(model, into)
         # What is deleted softly is never archived.
         if archived and not deleted:
             both = self._calls(model).everywhere(filter, sort, skip, limit, card, noted)

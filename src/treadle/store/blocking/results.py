@@ -13,7 +13,7 @@ from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.blocking.runner import Runner
 
 R = TypeVar("R")
@@ -61,7 +61,7 @@ def read_pages(
     reading = PagedRead(runner.aimed(reader.command, session))
     while True:
         try:
-            with shell.encoding():
+            with common.encoding():
                 opened = runner.opened(reading.command, session, raw=reading.as_bytes)
         except InvalidBSON as error:
             reading.decode_singly(error)

@@ -52,11 +52,11 @@ from treadle.plan.decoding import (
     unreadable_result,
 )
 from treadle.plan.server_errors import is_passing
-from treadle.store import deadline, joined, shell
+from treadle.store import ambient_transaction, common, deadline
+from treadle.store.batching import Combiner
 from treadle.store.blocking.transactions import ABORT_SECONDS, in_transaction
-from treadle.store.combine import Combiner
+from treadle.store.caller_transactions import Transactions
 from treadle.store.deadline import Retries, TimedOut
-from treadle.store.ended import Transactions
 from treadle.store.shared_commands import ALONE, Shareable, lane_of, perform_together
 
 # How long its caller waits, if there is time, where that was not heard.
@@ -92,9 +92,9 @@ class Runner:
         self._facts = facts or (lambda: self.run(read_capabilities()))
         self._share = share
         # For the caller's own reads, which follow the client's read preference and concern.
-        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=shell.MAJORITY)
+        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=common.MAJORITY)
         # For everything else: what a write or a proof is decided by is never read from a secondary.
-        self._primary = self.database.with_options(**shell.OWN_READS)
+        self._primary = self.database.with_options(**common.OWN_READS)
         # The sessions of transactions that may still be open, the latest of them.
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
         # For how long transactions are retried; of a server of which nothing is known yet, by its defaults.
@@ -152,7 +152,7 @@ class Runner:
             while True:
                 try:
                     if session is None and self.shares and _is_shared(command, answers):
-                        result = ALONE if joined.by_driver() else self.together(command)
+                        result = ALONE if ambient_transaction.by_driver() else self.together(command)
                         if result is ALONE or type(result) is Failed:
                             result = self.settled(command, result)
                     elif answers:
@@ -171,7 +171,7 @@ class Runner:
         except ENCODING_ERRORS as error:
             if not called:
                 raise
-            raise shell.not_encodable(error) from error
+            raise common.not_encodable(error) from error
         finally:
             plan.close()
 
@@ -254,7 +254,7 @@ class Runner:
         database = self.database.client.admin if command.admin else self.database
         document = dict(command.document)
         if command.writes and command.changes_schema:
-            document["writeConcern"] = shell.MAJORITY.document
+            document["writeConcern"] = common.MAJORITY.document
         options = RAW_CODEC_OPTIONS if command.raw else CODEC_OPTIONS
         retries = Retries(self.lock_seconds)
         while True:

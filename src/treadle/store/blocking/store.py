@@ -25,7 +25,8 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.filters import Sort
-from treadle.store import shell
+from treadle.store import common
+from treadle.store.ambient_transaction import joining
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.due import run_due
@@ -35,7 +36,6 @@ from treadle.store.blocking.tree import TreeHandle
 from treadle.store.blocking.worker import Worker
 from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
-from treadle.store.joined import joining
 from treadle.upkeep.position import NAME as WORKER
 
 D = TypeVar("D", bound=Document)
@@ -76,8 +76,8 @@ class Store(Operations):
     ) -> Store:
         """A store on the database that the URI's path names; further options are the client's."""
         graph = list(models)
-        name = shell.database_name(uri)
-        options = shell.client_options(uri, client_options)
+        name = common.database_name(uri)
+        options = common.client_options(uri, client_options)
         client: MongoClient[Any] = MongoClient(uri, **options)
         try:
             store = cls(client[name], graph, write_versions, limits, timeout)
@@ -101,7 +101,7 @@ class Store(Operations):
 
         running = server.start(path)
         try:
-            store = cls.open(shell.local_uri(running.uri), models, write_versions, limits)
+            store = cls.open(common.local_uri(running.uri), models, write_versions, limits)
         except BaseException:
             running.stop()
             raise
@@ -176,7 +176,7 @@ class Store(Operations):
         All or none, up to the size of one commit. With `ordered=False` the
         others are stored where some are refused, and `BulkFailed` lists these.
         """
-        model, listed = shell.one_model(self.graph, documents)
+        model, listed = common.one_model(self.graph, documents)
         if model is None:
             return []
         return self._write(self._calls(model).insert_many(listed, ordered), session)
@@ -286,13 +286,13 @@ class Store(Operations):
         entry = self.graph.entry(model)
         server = self._capabilities()
         if dry_run:
-            options = upkeep.migrations.run.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
             return self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             )
         with self._recorded("migrate", [model], throttle, progress) as job:
             options = upkeep.migrations.run.Options(
-                job.owner, shell.is_dead, batch, throttle, retry, stop, job
+                job.owner, common.is_dead, batch, throttle, retry, stop, job
             )
             return self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
@@ -345,7 +345,7 @@ class Store(Operations):
         """
         self._require_transactions("transaction()")
         with self.runner.database.client.start_session() as session:
-            session.start_transaction(**shell.TRANSACTION_OPTIONS)
+            session.start_transaction(**common.TRANSACTION_OPTIONS)
             try:
                 with self._block(session):
                     yield session

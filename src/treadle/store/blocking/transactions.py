@@ -24,7 +24,7 @@ from treadle.plan.server_errors import (
     lacks_sessions,
     surely_not_committed,
 )
-from treadle.store import deadline, shell, turn
+from treadle.store import common, deadline, turn
 from treadle.store.deadline import Retries, TimedOut
 
 # How long the abort of a failed transaction may take.
@@ -37,7 +37,7 @@ def in_transaction(session: ClientSession, work: Callable[[ClientSession], R], l
     """Run `work` and commit. Returns what it returns; raises `TimedOut` where conflicts do not end."""
     retries = Retries(lock_seconds)
     while True:
-        session.start_transaction(**shell.TRANSACTION_OPTIONS)
+        session.start_transaction(**common.TRANSACTION_OPTIONS)
         try:
             result = work(session)
             # One that is over already was ended by the work itself.
@@ -88,7 +88,7 @@ def abort(session: ClientSession, error: BaseException | None = None) -> None:
     unreachable = isinstance(error, ServerSelectionTimeoutError)
     with (
         contextlib.suppress(PyMongoError),
-        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
+        deadline.instead(common.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
     ):
         session.abort_transaction()
 

@@ -13,7 +13,7 @@ from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.blocking.runner import Runner
 from treadle.store.blocking.writer import Writer
 
@@ -43,11 +43,11 @@ class Nodes(Generic[D]):
 
 
 def _stream(runner: Runner, reader: NodeReader[D], session: Session) -> Generator[D]:
-    with shell.encoding():
+    with common.encoding():
         read = runner.read(reader.first(), session)
     while read is not None:
         try:
-            with shell.encoding():
+            with common.encoding():
                 cursor = runner.opened(read, session)
         except OperationFailure as error:
             read = reader.instead(error)
@@ -59,7 +59,7 @@ def _stream(runner: Runner, reader: NodeReader[D], session: Session) -> Generato
 
 
 def _page(cursor: Any, size: int) -> list[Any]:
-    with shell.encoding():
+    with common.encoding():
         raws: list[Any] = cursor.to_list(size)
         return raws
 

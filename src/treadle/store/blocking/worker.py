@@ -24,7 +24,7 @@ from treadle.graph.quarantine import log
 from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_passing
-from treadle.store import shell
+from treadle.store import common
 from treadle.store.background import on_terminate, repeating
 from treadle.store.blocking.due import LEASE_RENEWALS
 from treadle.store.blocking.writer import Writer
@@ -105,7 +105,7 @@ class Worker:
     def _at_work(self, server: Capabilities) -> Generator[tuple[upkeep.stream.Follower, ClientSession]]:
         """A follower with its session, whose lease is renewed meanwhile."""
         client = self._store.runner.database.client
-        shell.require_one_router(server, client)
+        common.require_one_router(server, client)
         with client.start_session() as session, self._store._owning() as owner:
             follower = self._following(server, session, owner)
             # The lease runs out by itself if the server cannot be reached.
@@ -121,7 +121,7 @@ class Worker:
             name=self._name,
             owner=owner,
             session=session.session_id["id"],
-            is_dead=shell.is_dead,
+            is_dead=common.is_dead,
         )
         return self._follower
 

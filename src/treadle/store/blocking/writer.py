@@ -27,9 +27,9 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Call, Failed, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.store import deadline, joined, shell
+from treadle.store import ambient_transaction, common, deadline
+from treadle.store.batching import Combiner
 from treadle.store.blocking.runner import Runner
-from treadle.store.combine import Combiner
 from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
@@ -48,9 +48,9 @@ class Writer:
         limits: Limits | None = None,
         timeout: float | None = None,
     ) -> None:
-        shell.check_database(database, Database)
+        common.check_database(database, Database)
         # How long a call may take whose caller set no deadline.
-        self._seconds = shell.call_seconds(database, timeout)
+        self._seconds = common.call_seconds(database, timeout)
         self.graph = Graph(models, write_versions, limits)
         self.protocol = WriteProtocol(self.graph)
         self._layouts: dict[type[Document], Layout[Any]] = {
@@ -65,7 +65,7 @@ class Writer:
         self._streams = any(rule.maintain == "stream" for rule in self.graph.rules)
         # Whether the server was found recent enough, and whose capabilities are known.
         self._greeted = self._recovered = False
-        self._primaries: shell.Primaries = frozenset()
+        self._primaries: common.Primaries = frozenset()
         self._topology: Any = None
         bounds = self.graph.limits
         self._combiner = Combiner(self._commit, bounds.combined_max, bounds)
@@ -86,13 +86,18 @@ class Writer:
     def _within(self, session: Session) -> Session:
         """The session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
-            joined.refuse_other(self, session)
+            ambient_transaction.refuse_other(self, session)
             return session
-        inherited: Session = joined.current(self)
+        inherited: Session = ambient_transaction.current(self)
         return inherited
 
     def _write(self, plan: Plan[R], session: Session = None) -> R:
-        if self._seconds is None and self._steady and session is None and joined.current(self) is None:
+        if (
+            self._seconds is None
+            and self._steady
+            and session is None
+            and ambient_transaction.current(self) is None
+        ):
             # The same in short, for the most frequent case.
             return self.runner.call(plan)
         return self._write_with_care(plan, session)
@@ -111,7 +116,7 @@ class Writer:
         return outcome
 
     def _write_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), shell.encoding():
+        with deadline.within(self._seconds), common.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 self._look()
             within = self._within(session)
@@ -122,12 +127,12 @@ class Writer:
     @property
     def _free_to_read(self) -> bool:
         """Whether a read of a caller without a session takes no care, and may go together with others."""
-        return self._seconds is None and self._greeted and self.runner.shares and joined.nobody()
+        return self._seconds is None and self._greeted and self.runner.shares and ambient_transaction.nobody()
 
     @property
     def _free_to_write(self) -> bool:
         """The same of a write."""
-        return self._seconds is None and self._steady and self.runner.shares and joined.nobody()
+        return self._seconds is None and self._steady and self.runner.shares and ambient_transaction.nobody()
 
     @property
     def _steady(self) -> bool:
@@ -154,7 +159,7 @@ class Writer:
         return self._read_with_care(plan, session)
 
     def _read_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), shell.encoding():
+        with deadline.within(self._seconds), common.encoding():
             if not self._greeted and self._streams:
                 # Refuses a server that has none.
                 self._look()
@@ -165,7 +170,7 @@ class Writer:
 
     def _apart(self, plan: Plan[R], *, answers: bool = False) -> R:
         """Perform a plan that belongs to no transaction of the caller, within the caller's time."""
-        with deadline.within(self._seconds), shell.encoding():
+        with deadline.within(self._seconds), common.encoding():
             return self.runner.run(plan, answers=answers)
 
     def _share(self, work: Work[Any], alone: bool, session: Session) -> Any:
@@ -182,7 +187,7 @@ class Writer:
     @contextmanager
     def _owning(self) -> Generator[str]:
         """A name for one piece of work; whatever ends it, no lease stays under that name."""
-        with shell.owning() as owner:
+        with common.owning() as owner:
             try:
                 yield owner
             except BaseException:
@@ -230,7 +235,7 @@ class Writer:
         topology = self.database.client.topology_description
         if self._known is not None and topology is self._topology:
             return
-        primaries = shell.primaries(topology) or self._primaries
+        primaries = common.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
                 found = self.runner.run(read_capabilities(self._uses))
@@ -242,7 +247,7 @@ class Writer:
             self.protocol.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description
-            primaries = shell.primaries(topology)
+            primaries = common.primaries(topology)
         self._topology, self._primaries = topology, primaries
 
     def _assume(self, known: Capabilities) -> None:
@@ -250,7 +255,7 @@ class Writer:
         self._learn(replace(known, database=self.database.name))
         self._greeted = True
         self._topology = self.database.client.topology_description
-        self._primaries = shell.primaries(self._topology)
+        self._primaries = common.primaries(self._topology)
 
     def _recover(self) -> int:
         if self._known is None:

@@ -22,8 +22,8 @@ from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Progress, resting
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import SET_ASIDE
+from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import matching, readable_page
 from treadle.graph.versions import Upgraded
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, transact, wait
@@ -257,7 +257,12 @@ def rehearse(run: Run) -> Plan[Migrated]:
 
 
 def perform(
-    graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
+    graph: Graph,
+    server: Capabilities,
+    entry: ModelEntry[Any],
+    to: int | None,
+    dry_run: bool,
+    options: Options,
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
     server.require_transactions(f"migrate({entry.model.__name__})")

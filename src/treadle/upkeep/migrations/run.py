@@ -14,8 +14,8 @@ from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Pace, Report
-from treadle.graph.pattern import Entry
 from treadle.graph.quarantine import SET_ASIDE, note_aside
+from treadle.graph.rule import ModelEntry
 from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
@@ -89,7 +89,7 @@ class Run:
 
     graph: Graph
     server: Capabilities
-    entry: Entry[Any]
+    entry: ModelEntry[Any]
     chain: VersionChain
     scope: Raw
     to: int
@@ -131,7 +131,9 @@ class Run:
         return any(each.rules or each.feeds for each in self.entry.root.related)
 
 
-def make_run(graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, options: Options) -> Run:
+def make_run(
+    graph: Graph, server: Capabilities, entry: ModelEntry[Any], to: int | None, options: Options
+) -> Run:
     """The run that brings all documents of a model to a version."""
     options.check()
     chain = _require_versions(entry)
@@ -142,7 +144,7 @@ def make_run(graph: Graph, server: Capabilities, entry: Entry[Any], to: int | No
     return Run(graph, server, entry, chain, scope, _target(chain, to), options, lease)
 
 
-def _require_versions(entry: Entry[Any]) -> VersionChain:
+def _require_versions(entry: ModelEntry[Any]) -> VersionChain:
     if not entry.versions.is_versioned:
         raise UsageError(
             f"{entry.model.__name__} has no version=, so there is nothing to migrate", code="version-invalid"
@@ -165,7 +167,7 @@ def _target(chain: VersionChain, to: int | None) -> int:
 # -- what there is -------------------------------------------------------------------------------
 
 
-def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
+def status(entry: ModelEntry[Any]) -> Plan[dict[int, int]]:
     """How many documents there are of each version; under 0 those whose version is none."""
     version: Raw = {"$ifNull": ["$_id", 1]}
     bounds = [{"$gte": [version, 1]}, {"$lt": [version, 2**31]}]
@@ -185,7 +187,7 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     return {row["_id"]: row["n"] for row in rows}
 
 
-def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
+def set_aside(entry: ModelEntry[Any]) -> Plan[list[SetAside]]:
     """The documents that could not be migrated, the first thousand."""
     name = entry.versions.model.__name__
     noted = {"_id.rule": f"migrate {name}", "_id.collection": entry.collection}

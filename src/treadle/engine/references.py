@@ -22,7 +22,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.derived import CopyRule
-from treadle.graph.pattern import REVISION, Entry, Rule
+from treadle.graph.rule import REVISION, ModelEntry, Rule
 from treadle.graph.scope import Failed, Image, Scope
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, bulk_write, by_id, find_one_and_update, update_many
@@ -35,7 +35,7 @@ GUARD_SLOTS = 256
 
 
 def fill_copies(
-    entry: Entry[Any],
+    entry: ModelEntry[Any],
     pairs: Sequence[tuple[Raw | None, Raw]],
     rules: Sequence[CopyRule] | None = None,
     *,
@@ -51,7 +51,7 @@ def fill_copies(
     With `guard_all` sources are written whoever maintains their copies.
     `rules` restricts it to some of the copies.
     """
-    by_source: dict[tuple[Entry[Any], str], list[CopyRule]] = {}
+    by_source: dict[tuple[ModelEntry[Any], str], list[CopyRule]] = {}
     for rule in derivation(entry).copies if rules is None else rules:
         by_source.setdefault((rule.source, rule.to), []).append(rule)
     for (source, to), of_source in by_source.items():
@@ -83,7 +83,7 @@ def fill_copies(
                     rule.fill(raw, sources, before, lenient=forgiving)
 
 
-def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
+def fill_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
     """Set what the new documents take from others and from themselves, formulas apart."""
     derived = derivation(entry)
     if derived.copies:
@@ -95,7 +95,9 @@ def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan
     require_filled(entry, pairs, [*derived.copies, *derived.locals])
 
 
-def require_filled(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]], rules: Sequence[Rule]) -> None:
+def require_filled(
+    entry: ModelEntry[Any], pairs: Sequence[tuple[Raw | None, Raw]], rules: Sequence[Rule]
+) -> None:
     """Refuse documents in which a value that they were just given could not be read.
 
     Where a source was spoilt to which a document referred before, its copy stays as it was.
@@ -128,7 +130,7 @@ def _keep_copies(rule: CopyRule, before: Raw, raw: Raw) -> None:
 
 
 def read_sources(
-    source: Entry[Any],
+    source: ModelEntry[Any],
     keys: Sequence[Any],
     guarded: bool,
     to: str = "_id",
@@ -177,7 +179,7 @@ def _listed(reading: Plan[Raw | None]) -> Plan[list[Raw]]:
     return [] if one is None else [one]
 
 
-def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
+def compute_formulas(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
     """Let the server compute the formulas of these documents; the documents after."""
     stages = formula_stages(entry)
     if len(keys) == 1:

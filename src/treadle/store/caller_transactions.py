@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from treadle.errors import UsageError
-from treadle.graph.pattern import REVISION
+from treadle.graph.rule import REVISION
 from treadle.plan import Call
 
 # It only makes others wait, and changes nothing that anybody reads.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.changes import Changes
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
 from treadle.model.text import escape_text, get_logger
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 def require_valid(
-    entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw], ledger: Changes
+    entry: ModelEntry[Any], befores: Sequence[Raw], afters: Sequence[Raw], ledger: Changes
 ) -> Plan[None]:
     """Refuse documents, written but not committed, that could not be read; undone without a transaction.
 
@@ -43,7 +43,7 @@ def require_valid(
             raise
 
 
-def require_readable(entry: Entry[Any], raw: Raw, what: str, before: Raw | None = None) -> None:
+def require_readable(entry: ModelEntry[Any], raw: Raw, what: str, before: Raw | None = None) -> None:
     """Refuse a document that could not be read again; `what` says who makes it so."""
     try:
         entry.codec.load(copy.deepcopy(raw))
@@ -64,7 +64,7 @@ def _differs(before: Raw, after: Raw, place: tuple[int | str, ...]) -> bool:
     return not identical(before.get(name, _ABSENT), after.get(name, _ABSENT))
 
 
-def as_written(entry: Entry[D], raw: Raw) -> D:
+def as_written(entry: ModelEntry[D], raw: Raw) -> D:
     """The model of a document that a write has left, or removed; takes the document over.
 
     The write is done, so nothing is refused any more: a field that does not fit
@@ -84,7 +84,7 @@ def as_written(entry: Entry[D], raw: Raw) -> D:
     return load_what_fits(codec, raw)
 
 
-def _undo(entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw]) -> Plan[None]:
+def _undo(entry: ModelEntry[Any], befores: Sequence[Raw], afters: Sequence[Raw]) -> Plan[None]:
     """Write back what documents were, where nobody has written them meanwhile."""
     by_key = {freeze(each["_id"]): each for each in befores}
     for after in afters:

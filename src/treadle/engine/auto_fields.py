@@ -8,23 +8,23 @@ from typing import Any
 from treadle.engine import crud
 from treadle.engine.pipelines import derivation
 from treadle.errors import Conflict, TreadleError
-from treadle.graph.pattern import Entry, Touch
+from treadle.graph.rule import ModelEntry, Touch
 from treadle.plan import Plan, Raw, Update, find_one, outside
 from treadle.plan.capabilities import clock
 from treadle.query.paths import put, value_at
 
 
-def touches_of(entry: Entry[Any], *, new: bool) -> dict[str, Touch]:
+def touches_of(entry: ModelEntry[Any], *, new: bool) -> dict[str, Touch]:
     """The stored paths that a write of a model's documents stamps, and how."""
     return derivation(entry).touches[new]
 
 
-def counted(entry: Entry[Any]) -> dict[str, int]:
+def counted(entry: ModelEntry[Any]) -> dict[str, int]:
     """The revisions that any write of a document raises, as increments; dates are left as they are."""
     return {path: 1 for path, how in touches_of(entry, new=False).items() if how == "next"}
 
 
-def stamp(entry: Entry[Any], raws: Sequence[Raw], *, new: bool) -> Plan[None]:
+def stamp(entry: ModelEntry[Any], raws: Sequence[Raw], *, new: bool) -> Plan[None]:
     """Stamp documents that are about to be stored as wholes."""
     touched = touches_of(entry, new=new)
     if not touched:
@@ -36,7 +36,7 @@ def stamp(entry: Entry[Any], raws: Sequence[Raw], *, new: bool) -> Plan[None]:
             put(raw, path, now if how == "now" else (value_at(raw, path) or 0) + 1)
 
 
-def touching(entry: Entry[Any], update: Update) -> Update:
+def touching(entry: ModelEntry[Any], update: Update) -> Update:
     """An update that stamps what it writes."""
     touched = touches_of(entry, new=False)
     if not touched:
@@ -60,14 +60,16 @@ def stamp_expressions(touched: Mapping[str, Touch]) -> Raw:
     }
 
 
-def unchanged(entry: Entry[Any], raw: Raw) -> Raw:
+def unchanged(entry: ModelEntry[Any], raw: Raw) -> Raw:
     """The condition that nobody else has written a document since the caller read it."""
     known = {path: value_at(raw, path) for path in counted(entry)}
     # Documents from before the declaration have no revision.
     return {path: {"$eq": value} if value else {"$in": [0, None]} for path, value in known.items()}
 
 
-def why_not(entry: Entry[Any], which: Raw, identity: Any, condition: Raw, done: str) -> Plan[TreadleError]:
+def why_not(
+    entry: ModelEntry[Any], which: Raw, identity: Any, condition: Raw, done: str
+) -> Plan[TreadleError]:
     """Why no document was written: somebody else wrote it, or there is none."""
     if condition and (yield from find_one(entry.collection, which, {"_id": 1})) is not None:
         return Conflict(entry.model.__name__, identity)

@@ -13,19 +13,19 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written
-from treadle.engine.fill import fill_own
-from treadle.engine.named import guard_arrivals
+from treadle.engine.alternate_keys import guard_arrivals
+from treadle.engine.auto_fields import stamp_expressions, touches_of
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
 from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.engine.touches import stamp_expressions, touches_of
+from treadle.engine.references import fill_own
+from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import lower_documents, upgrade_stored
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_many
 from treadle.plan.capabilities import Capabilities
@@ -36,7 +36,7 @@ from treadle.query.paths import put
 D = TypeVar("D", bound=Document)
 
 
-def require_tombstone(entry: Entry[Any], call: str) -> str:
+def require_tombstone(entry: ModelEntry[Any], call: str) -> str:
     """The path that tells a model's deleted documents; refuses a model that keeps none."""
     if entry.deletion_path is None:
         raise UsageError(
@@ -47,13 +47,13 @@ def require_tombstone(entry: Entry[Any], call: str) -> str:
     return entry.deletion_path
 
 
-def burying(entry: Entry[Any]) -> list[Raw]:
+def burying(entry: ModelEntry[Any]) -> list[Raw]:
     """The update that takes a document for deleted."""
     stamps = stamp_expressions(touches_of(entry, new=False))
     return [{"$set": {require_tombstone(entry, "delete"): "$$NOW", **stamps}}]
 
 
-def bury(entry: Entry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[dict[Any, Raw]]:
+def bury(entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[dict[Any, Raw]]:
     """Take documents that were just read for deleted; by frozen id what is stored now."""
     keys = [each["_id"] for each in befores]
     yield from update_many(entry.collection, {"_id": {"$in": keys}, **entry.targets.filter()}, burying(entry))
@@ -65,9 +65,9 @@ def bury(entry: Entry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[dic
 class Restore(Work[D | None]):
     """A deleted document as it was, with what it holds of others as that is now."""
 
-    entry: Entry[D]
+    entry: ModelEntry[D]
 
-    def __init__(self, entry: Entry[D], identity: Any) -> None:
+    def __init__(self, entry: ModelEntry[D], identity: Any) -> None:
         self.entry = entry
         self.path = require_tombstone(entry, "restore")
         self.filter = {**by_id(entry.identity(identity)), **entry.deleted.filter()}
@@ -109,7 +109,7 @@ class Restore(Work[D | None]):
         return None if outcome is None else as_written(self.entry, outcome)
 
 
-def purged(entry: Entry[Any], before: datetime | None) -> Raw:
+def purged(entry: ModelEntry[Any], before: datetime | None) -> Raw:
     """The condition of the deleted documents that are to be removed for good."""
     path = require_tombstone(entry, "purge")
     if before is None:

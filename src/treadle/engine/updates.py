@@ -13,12 +13,12 @@ from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
 from treadle.engine import crud
-from treadle.engine.checked import as_written, require_valid
-from treadle.engine.fill import fill_own
+from treadle.engine.auto_fields import touches_of, touching
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
-from treadle.engine.touches import touches_of, touching
+from treadle.engine.references import fill_own
+from treadle.engine.validation import as_written, require_valid
 from treadle.engine.version_upgrade import check_lowering, lower_stored, upgrade_stored, upgraded
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import PartlyDone
@@ -26,7 +26,7 @@ from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.document import Document
 from treadle.plan import (
@@ -52,17 +52,17 @@ from treadle.query.updates import parse_update
 D = TypeVar("D", bound=Document)
 
 
-def concerns(entry: Entry[Any], touched: set[str] | None) -> bool:
+def concerns(entry: ModelEntry[Any], touched: set[str] | None) -> bool:
     """Whether an update of these paths must be followed."""
     return not entry.plain and entry.field_paths.are_followed(touched)
 
 
-def speaks_of_current(entry: Entry[Any]) -> bool:
+def speaks_of_current(entry: ModelEntry[Any]) -> bool:
     """Whether a write must find its document in the current version, whose names it uses."""
     return entry.versions.is_versioned and not entry.versions.writes_older
 
 
-def may_upgrade(entry: Entry[Any]) -> bool:
+def may_upgrade(entry: ModelEntry[Any]) -> bool:
     """Whether bringing a document to the current version may change what others follow from."""
     return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
 
@@ -70,13 +70,15 @@ def may_upgrade(entry: Entry[Any]) -> bool:
 class _Update:
     """What updates of one document and of many have in common."""
 
-    entry: Entry[Any]
+    entry: ModelEntry[Any]
     filter: Raw
     update: Any
     # Whether its filter was seen to match a document of an older version.
     meets_older = False
 
-    def _prepare(self, entry: Entry[Any], update: Any, array_filters: Sequence[Any] | None = None) -> None:
+    def _prepare(
+        self, entry: ModelEntry[Any], update: Any, array_filters: Sequence[Any] | None = None
+    ) -> None:
         self.entry = entry
         self.parsed = parse_update(entry.field_paths, update, array_filters)
         self.sure = self.parsed.is_exact
@@ -141,7 +143,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
 
     def __init__(
         self,
-        entry: Entry[D],
+        entry: ModelEntry[D],
         id_or_filter: Any,
         update: Any,
         sort: Sort | None = None,
@@ -282,7 +284,7 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
 class UpdateManyDocuments(_Update, ChunkedWork):
     """An update of the documents of one chunk."""
 
-    def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
+    def __init__(self, entry: ModelEntry[Any], filter: Any, update: Any) -> None:
         crud.require_filter(entry, filter)
         self._prepare(entry, update)
         self.filter = parse_filter(entry.field_paths, filter)
@@ -330,12 +332,12 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         return (yield from by_ids(self.entry.collection, keys))
 
 
-def _unique_paths(entry: Entry[Any]) -> list[str]:
+def _unique_paths(entry: ModelEntry[Any]) -> list[str]:
     unique = [index.document for index in declared_indexes(entry.root) if index.document.get("unique")]
     return [path for document in unique for path in dict(document["key"])]
 
 
-def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     """Refill changed references and recompute formulas of documents just written; the documents after.
 
     Each by the rules of its kind after the write.
@@ -349,7 +351,7 @@ def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list
     return [followed[freeze(after["_id"])] for _, after in pairs]
 
 
-def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     derived = derivation(entry)
     stages, afters = derived.formula_stages, [after for _, after in pairs]
     filled = afters

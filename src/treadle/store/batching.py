@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from treadle.graph.limits import Limits
 from treadle.plan import Failed
 from treadle.plan.server_errors import surely_not_committed
-from treadle.store import deadline, shell
+from treadle.store import common, deadline
 from treadle.store.deadline import NEVER
 from treadle.store.shared_commands import ALONE
 from treadle.store.turn import GroupContended, Turn
@@ -200,7 +200,7 @@ class Combiner:
                 # unless the group may have been committed after all.
                 again = self._reads or surely_not_committed(error)
                 for each in others:
-                    each.outcome, each.error = ALONE, None if again else shell.outcome_unknown(error)
+                    each.outcome, each.error = ALONE, None if again else common.outcome_unknown(error)
                     each.woken.set()
                 if not again or not isinstance(error, Exception):
                     raise
@@ -308,7 +308,7 @@ def _outcomes_of(error: Exception, works: Sequence[Any]) -> list[Any]:
     """
     if surely_not_committed(error):
         return [ALONE] * len(works)
-    return [Failed(shell.outcome_unknown(error)) for _ in works]
+    return [Failed(common.outcome_unknown(error)) for _ in works]
 
 
 def _too_late(begun: bool, reads: bool) -> deadline.TimedOut:
@@ -476,7 +476,7 @@ class AsyncCombiner:
                     if alone:
                         each.set_result(ALONE)
                     else:
-                        each.set_exception(shell.outcome_unknown(error))
+                        each.set_exception(common.outcome_unknown(error))
             if not isinstance(error, Exception):
                 raise
         else:

@@ -4,7 +4,7 @@ A pattern is a declaration: a frozen value on a field, or a class keyword.
 When a Store is made, each declaration is bound to the place where it stands.
 The resulting `Rule` answers what the rest of Treadle asks. Every method of a
 rule has a default that does nothing; whoever asks looks up the rules that
-answer (`Entry.answering`), and names no pattern. A rule that answers nothing
+answer (`ModelEntry.answering`), and names no pattern. A rule that answers nothing
 is refused, because nobody would carry it out.
 
 Values that follow from other data have a family of their own, which the
@@ -61,7 +61,7 @@ STATE = f"{RESERVED}.state"
 class Place:
     """Where a declaration stands: document, path to the declaring model, field."""
 
-    entry: Entry[Any]
+    entry: ModelEntry[Any]
     owner: Codec[Any]
     steps: tuple[Step, ...]
     field: StoredField
@@ -98,23 +98,23 @@ class ClassPlace(Place):
 class Models(Protocol):
     """All models of a Store, as rules see them; `graph.py` has the one implementation."""
 
-    entries: dict[type[Document], Entry[Any]]
-    by_collection: dict[str, Entry[Any]]
+    entries: dict[type[Document], ModelEntry[Any]]
+    by_collection: dict[str, ModelEntry[Any]]
     limits: Limits
     # Every rule once, when all are bound.
     rules: list[Rule]
 
-    def entry(self, model: type[D]) -> Entry[D]:
+    def entry(self, model: type[D]) -> ModelEntry[D]:
         """The entry of a model that was given to the Store."""
 
-    def resolve(self, source: Any, where: str) -> Entry[Any]:
+    def resolve(self, source: Any, where: str) -> ModelEntry[Any]:
         """The source of a declaration, which may be a class or a name."""
 
-    def add_side(self, model: type[Document], where: str) -> Entry[Any]:
+    def add_side(self, model: type[Document], where: str) -> ModelEntry[Any]:
         """The entry of a collection that a pattern keeps beside those of the models."""
 
     def check_reference(
-        self, reference: Path, referenced: Entry[Any], where: str, to: str | None = None
+        self, reference: Path, referenced: ModelEntry[Any], where: str, to: str | None = None
     ) -> str | None:
         """Refuse a reference whose type cannot hold the id, or the field `to`, that it is to hold.
 
@@ -175,7 +175,7 @@ class Storage(NamedTuple):
     """What `setup()` must create for a rule, and check first."""
 
     # For speed; an index that begins with the same keys will do.
-    indexes: Sequence[tuple[Entry[Any], IndexModel]] = ()
+    indexes: Sequence[tuple[ModelEntry[Any], IndexModel]] = ()
     # Of the target: writes are refused while one of these is missing.
     unique: Sequence[IndexModel] = ()
     # Returns the error that explains what a unique index refused, if it is about this rule.
@@ -222,7 +222,7 @@ class Rule:
         self.place = place
         self.target = place.entry
         # The model from whose documents it is made; by default the target itself.
-        self.source: Entry[Any] = place.entry
+        self.source: ModelEntry[Any] = place.entry
         self.path = place.stored
         self.level = 0
         # What the model's author wrote; set when the rule is bound.
@@ -342,7 +342,7 @@ CARRIED_OUT = (
 )  # fmt: skip
 
 
-class Entry(Generic[D]):
+class ModelEntry(Generic[D]):
     """One model of a Store, with all that its plans need to know."""
 
     def __init__(self, model: type[D], limits: Limits) -> None:
@@ -380,9 +380,9 @@ class Entry(Generic[D]):
         # The other models of its collection, and which documents are its own (`kinds.py`).
         self.family: Family | None = None
         # The entry that stands for the whole collection.
-        self.root: Entry[Any] = self
-        self.above: list[Entry[Any]] = []
-        self.below: list[Entry[Any]] = []
+        self.root: ModelEntry[Any] = self
+        self.above: list[ModelEntry[Any]] = []
+        self.below: list[ModelEntry[Any]] = []
         self.kinds: frozenset[Any] = frozenset()
         # Its documents by role: what rules maintain; what derived values count, archived documents
         # included unless the archive is not counted; what exists; and what is soft-deleted.
@@ -489,7 +489,7 @@ class Entry(Generic[D]):
     # -- kinds ---------------------------------------------------------------------------------
 
     @property
-    def related(self) -> list[Entry[Any]]:
+    def related(self) -> list[ModelEntry[Any]]:
         """The entries that some document may share with this one; itself among them."""
         return [*self.above, self, *self.below]
 
@@ -497,7 +497,7 @@ class Entry(Generic[D]):
         """Note a field by which others name documents of this model, and which set-up makes unique."""
         self.named_by[reference.stored] = reference
 
-    def of(self, raw: Any) -> Entry[Any]:
+    def of(self, raw: Any) -> ModelEntry[Any]:
         """The entry of a stored document's very class."""
         return self if self.family is None else self.family.of(raw)
 
@@ -510,11 +510,11 @@ class Entry(Generic[D]):
         """The projection that tells a document's id and its class."""
         return {"_id": 1} if self.family is None else {"_id": 1, self.family.discriminator: 1}
 
-    def by_class(self, raws: Iterable[R]) -> Iterable[tuple[Entry[Any], list[R]]]:
+    def by_class(self, raws: Iterable[R]) -> Iterable[tuple[ModelEntry[Any], list[R]]]:
         """Documents, or pairs that begin with one, by their very class."""
         if self.family is None:
             return [(self, list(raws))]
-        groups: dict[Entry[Any], list[R]] = {}
+        groups: dict[ModelEntry[Any], list[R]] = {}
         for each in raws:
             groups.setdefault(self.of(each[0] if isinstance(each, tuple) else each), []).append(each)
         return list(groups.items())
@@ -587,11 +587,11 @@ def _identity_shape(model: type[Document]) -> Shape:
 class Family:
     """The entries that share one collection, root first."""
 
-    def __init__(self, root: Entry[Any], members: Sequence[Entry[Any]]) -> None:
+    def __init__(self, root: ModelEntry[Any], members: Sequence[ModelEntry[Any]]) -> None:
         self.root = root
         self.members = members
         self.discriminator: str = root.settings.discriminator or ""
-        self.by_kind: dict[Any, Entry[Any]] = {}
+        self.by_kind: dict[Any, ModelEntry[Any]] = {}
         for entry in members:
             kind = entry.settings.kind
             if kind is None:
@@ -617,7 +617,7 @@ class Family:
         """What the discriminator of a kind's documents holds; None is also where there is none."""
         return [kind, None] if kind == self.default and kind is not None else [kind]
 
-    def of(self, raw: Any) -> Entry[Any]:
+    def of(self, raw: Any) -> ModelEntry[Any]:
         """The entry of the very class of a stored document; the root where its kind is not known."""
         kind = raw.get(self.discriminator) if isinstance(raw, dict) else None
         try:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.engine.fill import guard
+from treadle.engine.references import guard
 from treadle.errors import DataError
 from treadle.graph.changes import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import Entry
+from treadle.graph.rule import ModelEntry
 from treadle.graph.scope import Image
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one
@@ -56,7 +56,9 @@ def names_of(rules: Iterable[GatherRule], documents: Iterable[Raw]) -> list[Any]
     return [name for name in names if name is not None]
 
 
-def guard_arrivals(entry: Entry[Any], rules: Iterable[GatherRule], documents: Sequence[Raw]) -> Plan[None]:
+def guard_arrivals(
+    entry: ModelEntry[Any], rules: Iterable[GatherRule], documents: Sequence[Raw]
+) -> Plan[None]:
     """Meet everybody who looked for these documents in vain, by id or by name."""
     ids = [each["_id"] for each in documents]
     yield from guard(entry.collection, [*ids, *names_of(rules, documents)])

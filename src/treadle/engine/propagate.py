@@ -15,12 +15,12 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.engine.alternate_keys import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.contributions import Contributions, contributions
 from treadle.engine.deletes import follow_references
-from treadle.engine.fill import fill_copies, guard
-from treadle.engine.named import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
+from treadle.engine.references import fill_copies, guard
 from treadle.engine.version_upgrade import (
     lower_documents,
     upgrade_matching_upgraded,
@@ -32,8 +32,8 @@ from treadle.graph.changes import Change, Changes, NotRead
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
 from treadle.graph.quarantine import set_aside
+from treadle.graph.rule import ModelEntry, Rule
 from treadle.graph.scope import Image
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
@@ -87,7 +87,7 @@ def _effect_on(key: Any, effects: dict[Any, _Effect]) -> _Effect:
     return effect
 
 
-def react(
+def propagate(
     graph: Graph, server: Capabilities, ledger: Changes, *, copies_max: int | None = None
 ) -> Plan[list[FanOut]]:
     """Bring every target up to date; the fan-outs that are too large for here."""
@@ -95,7 +95,7 @@ def react(
     if graph.spreading:
         yield from record(ledger, graph.spreading)
     for stage in graph.stages:
-        effects: dict[Entry[Any], dict[Any, _Effect]] = {}
+        effects: dict[ModelEntry[Any], dict[Any, _Effect]] = {}
         for entry, gathers in stage.gathers:
             changes = ledger.of(entry)
             if changes:
@@ -178,7 +178,7 @@ def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -
 
 
 def _update_targets(
-    target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Changes
+    target: ModelEntry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Changes
 ) -> Plan[None]:
     """Update each target once, for all its rules; an outdated target is upgraded first."""
     upgraded: list[Any] = []
@@ -190,7 +190,7 @@ def _update_targets(
 
 
 def _update_current(
-    target: Entry[Any],
+    target: ModelEntry[Any],
     effects: dict[Any, _Effect],
     level: int,
     server: Capabilities,
@@ -265,7 +265,7 @@ def _change_blindly(
 
 
 def _change_stored(
-    target: Entry[Any], unsure: dict[GatherRule, list[_Effect]], anew: dict[GatherRule, list[Any]]
+    target: ModelEntry[Any], unsure: dict[GatherRule, list[_Effect]], anew: dict[GatherRule, list[Any]]
 ) -> Plan[None]:
     """Apply differences to what targets hold, or mark these targets in `anew` for a recomputation.
 
@@ -313,7 +313,7 @@ def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[
         yield from set_aside(rule.place.label, rule.target.collection, effect.key, error)
 
 
-def _came(target: Entry[Any], change: Change) -> bool:
+def _came(target: ModelEntry[Any], change: Change) -> bool:
     """Whether a document may have become one of the target's in this transaction, and was computed then."""
     before, after, family = change.before, change.after, target.family
     if not isinstance(before, Image) or after is None or target.deletion_path is not None:
@@ -325,7 +325,7 @@ def _came(target: Entry[Any], change: Change) -> bool:
 
 
 def _update_groups(
-    target: Entry[Any], effects: Sequence[_Effect], updates: Sequence[tuple[Any, list[Raw]]], level: int
+    target: ModelEntry[Any], effects: Sequence[_Effect], updates: Sequence[tuple[Any, list[Raw]]], level: int
 ) -> Plan[None]:
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
     group = target.group
@@ -350,7 +350,7 @@ def _update_groups(
         )
 
 
-def fill_new(target: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+def fill_new(target: ModelEntry[Any], ids: Sequence[Any]) -> Plan[None]:
     """Fill the cards of documents that were just made."""
     documents = yield from find(target.collection, {"_id": {"$in": list(ids)}})
     pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in documents]
@@ -364,7 +364,7 @@ def fill_new(target: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
 
 
 def update_each(
-    target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]], makes: Collection[int] = ()
+    target: ModelEntry[Any], updates: Sequence[tuple[Any, list[Raw]]], makes: Collection[int] = ()
 ) -> Plan[tuple[int, list[Any]]]:
     """Update documents by key, each in its own way; how many there were, and the ids of new ones.
 
@@ -400,12 +400,12 @@ def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule],
     return list(groups.values())
 
 
-def feeds_beyond(target: Entry[Any], level: int) -> bool:
+def feeds_beyond(target: ModelEntry[Any], level: int) -> bool:
     """Whether anything is fed by what this level maintains in the target."""
     return derivation(target).last_level > level
 
 
-def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def read(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Documents by frozen key, with what others are fed by."""
     projection = None
     # A migration may read any field.
@@ -421,7 +421,7 @@ def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
 
 
 def note_after(
-    entry: Entry[Any], before: dict[Any, Raw], ledger: Changes, keys: Sequence[Any] | None = None
+    entry: ModelEntry[Any], before: dict[Any, Raw], ledger: Changes, keys: Sequence[Any] | None = None
 ) -> Plan[None]:
     """Read the documents again and note their changes; with `keys`, also those that came or went."""
     known = [entry.key_of(each) for each in before.values()] if keys is None else keys

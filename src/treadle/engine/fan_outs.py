@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.engine.contention import in_pieces
-from treadle.engine.react import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, react
+from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, propagate
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION
 from treadle.graph.quarantine import readable, set_aside
+from treadle.graph.rule import REVISION
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
 from treadle.plan.capabilities import Capabilities
@@ -132,7 +132,7 @@ def _copy_chunk(
         ledger = Changes()
         followed = feeds_beyond(rule.target, rule.level)
         yield from copy_to(rule, fan_out.name, source, within, followed, ledger)
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(
                 COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
