@@ -49,8 +49,7 @@ def show(status: Status) -> None:
             say(f"The worker fails: {worker.error}")
     for rule in status.rules:
         if rule.rebuild_needed:
-            how = " --shadow" if rule.rule.endswith(" (new)") else ""
-            say(f"rebuild needed: {rule.rule}; its declaration has changed: run treadle rebuild{how}")
+            say(f"rebuild needed: {rule.rule}; its declaration has changed: run treadle rebuild")
     if status.set_aside:
         say(f"{counted(status.set_aside, 'document')} set aside; see treadle set-aside list:")
         print_table(("rule", "collection", "document", "code", "since", "reason"), map(_aside, status.aside))
