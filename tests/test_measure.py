@@ -59,7 +59,7 @@ def test_complexity_counts_branches_conditions_and_loops() -> None:
 
 
 def test_properties_are_attributes_of_a_class(sample: Path) -> None:
-    attributes, methods = measure.class_members(sample / "one" / "sample.py", "Sample")
+    attributes, methods = measure.class_members(sample / "one", "Sample")
     assert ({"declared", "kept", "computed"}, {"method"}) == (attributes, methods)
 
 

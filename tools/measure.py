@@ -107,10 +107,11 @@ def total(several: Iterable[Package]) -> Package:
     )
 
 
-def class_members(path: Path, name: str) -> tuple[set[str], set[str]]:
-    """Return the attributes of a class, properties among them, and its methods; private ones as well."""
+def class_members(folder: Path, name: str) -> tuple[set[str], set[str]]:
+    """Return the attributes (and properties) and the methods of a class in a folder, private ones too."""
     definition = next(
         node
+        for path in sorted(folder.glob("*.py"))
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and node.name == name
     )
@@ -152,12 +153,8 @@ def figures(measured: Sequence[Package], *, static: bool) -> list[Figure]:
     together = total(measured)
     tests = sum(path.read_text(encoding="utf-8").count("\n") for path in (ROOT / "tests").rglob("*.py"))
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in GENERATED_PAGES]
-    rule_file, entry_file = ROOT / "src/treadle/graph/rule.py", ROOT / "src/treadle/graph/model_entry.py"
-    both_file = ROOT / "src/treadle/graph/rule.py"
-    _, methods = class_members(rule_file if rule_file.exists() else both_file, "Rule")
-    attributes, _ = (
-        class_members(entry_file, "ModelEntry") if entry_file.exists() else class_members(both_file, "Entry")
-    )
+    _, methods = class_members(ROOT / "src/treadle/graph", "Rule")
+    attributes, _ = class_members(ROOT / "src/treadle/graph", "ModelEntry")
     crossed = {} if static else crossed_files()
     return [
         Figure("hand-written lines in src", together.lines, 44_500),

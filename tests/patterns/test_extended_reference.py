@@ -19,7 +19,7 @@ from treadle import (
     Store,
     UsageError,
 )
-from treadle.engine import intents
+from treadle.engine import fan_outs
 
 
 class Customer(Document, collection="customers"):
@@ -403,7 +403,7 @@ def test_a_large_fan_out_is_chunked_and_leaves_no_intent(run, database):
     store.insert_many([Order(customer_id=ann.id if number % 2 else bob.id) for number in range(50)])
     store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
     assert 25 == store.count(Order, {"customer.name": "Anna"})
-    assert 0 == database[intents.COLLECTION].count_documents({})
+    assert 0 == database[fan_outs.COLLECTION].count_documents({})
     assert [] == store.verify()
 
 
@@ -429,7 +429,7 @@ def test_a_fan_out_writes_only_copies_that_differ(heard, copies_max, commits):
         assert set(behind) == {each["_id"] for (update,) in sent for each in orders.find(update["q"])}
         orders.update_many({}, {"$set": {"customer": card}})
     assert commits == made
-    assert 0 == database[intents.COLLECTION].count_documents({})
+    assert 0 == database[fan_outs.COLLECTION].count_documents({})
     assert [] == store.verify()
 
 
@@ -479,7 +479,7 @@ def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkey
     ann = store.insert(Customer(name="Ann"))
     store.insert_many([Order(customer_id=ann.id) for _ in range(40)])
     chunks = []
-    real = intents._copy_chunk
+    real = fan_outs._copy_chunk
 
     def stop_after_two(*arguments):
         chunks.append(1)
@@ -487,15 +487,15 @@ def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkey
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(intents, "_copy_chunk", stop_after_two)
+    monkeypatch.setattr(fan_outs, "_copy_chunk", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
     assert 14 == store.count(Order, {"customer.name": "Anna"})
-    assert 1 == database[intents.COLLECTION].count_documents({})
-    monkeypatch.setattr(intents, "_copy_chunk", real)
+    assert 1 == database[fan_outs.COLLECTION].count_documents({})
+    monkeypatch.setattr(fan_outs, "_copy_chunk", real)
     assert 1 == Store(database, [Customer, Product, Order]).recover()
     assert 40 == store.count(Order, {"customer.name": "Anna"})
-    assert 0 == database[intents.COLLECTION].count_documents({})
+    assert 0 == database[fan_outs.COLLECTION].count_documents({})
 
 
 @pytest.mark.parametrize("copies_max", [1000, 2])
@@ -511,7 +511,7 @@ def test_a_poison_document_is_set_aside_and_the_rest_goes_on(run, database, copi
     assert [orders[2].id] == [each["_id"]["key"] for each in aside]
     assert [orders[2].id] == [finding.document_id for finding in store.verify()]
     assert "set aside" in caplog.text
-    assert 0 == database[intents.COLLECTION].count_documents({})
+    assert 0 == database[fan_outs.COLLECTION].count_documents({})
 
 
 def test_a_document_may_refer_to_its_own_collection(run):
