@@ -180,7 +180,6 @@ class Book(Document, collection="books"):
     ] = None
 
 
-@pytest.mark.xfail(strict=True, reason="p01: the snapshot of an adopted document whose source comes later")
 def test_a_late_source_leaves_no_finding_about_an_adopted_snapshot(database):
     database["books"].insert_one({"_id": 1, "author_id": 7})
     store = started(database, Author, Book)

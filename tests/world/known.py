@@ -155,8 +155,6 @@ DEFECTS: list[Defect] = [
         "call insert_owner",
         may=(*AGGREGATES, *COPIES, "level", *CALLS),
     ),
-    # A document whose average changed while it was deleted cannot be restored.
-    defect("r02", "owner.soft_delete", "call return_later", may=("call restore",)),
     # The last state of a deleted document stays open.
     defect("q02", "item.history", "history", modes="schedule"),
 ]

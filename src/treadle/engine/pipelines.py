@@ -9,6 +9,7 @@ from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import build_formula_stages
 from treadle.graph.rule import REVISION, ModelEntry, Touch
+from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.comparison import identical
 
@@ -93,10 +94,28 @@ def update_pipeline(target: ModelEntry[Any], first: dict[str, Any], second: dict
 
 
 def changed_fields(before: Raw, after: Raw) -> Raw:
-    """The fields of a document that a write changes, as literals for a `$set`."""
-    return {
-        name: {"$literal": value} for name, value in after.items() if not identical(before.get(name), value)
-    }
+    """Return the fields of a document that a write changes, as literals for a `$set`.
+
+    Of the reserved sub-document only its leaves, because the update increments `_treadle.n` as well.
+    """
+    changed: Raw = {}
+    for name, value in after.items():
+        if name == RESERVED:
+            changed.update(_changed_leaves(name, before.get(name), value))
+        elif not identical(before.get(name), value):
+            changed[name] = {"$literal": value}
+    return changed
+
+
+def _changed_leaves(path: str, before: Any, after: Any) -> Raw:
+    if identical(before, after):
+        return {}
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return {path: {"$literal": after}}
+    leaves: Raw = {}
+    for name, value in after.items():
+        leaves.update(_changed_leaves(f"{path}.{name}", before.get(name), value))
+    return leaves
 
 
 def formula_stages(target: ModelEntry[Any]) -> list[Raw]:

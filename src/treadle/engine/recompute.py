@@ -238,6 +238,7 @@ class Recomputation:
         computed = [rule.path for rule in self.locals]
         formulas = [rule.path for rule in self.formulas]
         tops = {rule.top for rule in self.copies}
+        self._snapshots = {rule.top for rule in self.copies if rule.snapshots}
         # What a rewrite sets; copies with the field that holds them.
         self.paths = outermost({*self._gathered, *tops, *computed})
         self._getters = {path: getter(path) for path in self.paths}
@@ -391,7 +392,9 @@ class Recomputation:
         sets = {}
         for path, get in self._getters.items():
             stored, value = get(document), get(correct)
-            if not (same(stored, value) if incorrect_only else stored is None and value is None):
+            is_stored = same(stored, value) if incorrect_only else stored is None and value is None
+            # A snapshot that found no source is stored as null: without the field it would count as unfilled.
+            if not is_stored or (path in self._snapshots and path not in document):
                 sets[path] = {"$literal": value}
         changed = [
             rule
