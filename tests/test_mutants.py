@@ -25,7 +25,7 @@ from tests.upkeep.followed import leading, read
 from tests.world.known import allowed, world_named
 from tests.world.play import Play
 from treadle import Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
-from treadle.engine import alternate_keys, contention, lease, pipelines, propagate, references, updates
+from treadle.engine import alternate_keys, lease, pipelines, propagate, references, salvage, updates
 from treadle.engine.lease import LeaseLost
 from treadle.errors import TreadleError
 from treadle.graph.aggregate import (
@@ -620,7 +620,7 @@ def the_stream_begins_after_the_scan(patch: Patch) -> None:
 
 
 def one_document_stops_all(patch: Patch) -> None:
-    for module in (apply, stream, contention):
+    for module in (apply, stream, salvage):
         patch.setattr(module, "divides", lambda error: False)
 
 

@@ -1,4 +1,7 @@
-"""Extended Reference: copies of hot fields follow their source."""
+"""Extended Reference: copies of hot fields follow their source.
+
+Covers: engine/fan_outs
+"""
 
 from __future__ import annotations
 

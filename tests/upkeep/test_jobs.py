@@ -1,4 +1,7 @@
-"""Long runs: a sample, a stretch of time, going on after a kill; throttles, and what an operator asks of them."""
+"""Long runs: a sample, a stretch of time, going on after a kill; throttles, and what an operator asks of them.
+
+Covers: upkeep/sweep
+"""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from treadle.engine.commit import merge, split
-from treadle.engine.contention import in_pieces
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
 from treadle.engine.inserts import Insert
 from treadle.engine.propagate import record
 from treadle.engine.protocol import WriteProtocol
+from treadle.engine.salvage import divide
 from treadle.engine.updates import UpdateEach, UpdateOneDocument
 from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
 from treadle.engine.work import ChunkedWork, Work
@@ -56,7 +56,7 @@ def past_refused(
         return []
         yield  # pragma: no cover
 
-    return (yield from in_pieces(items, attempt, alone))
+    return (yield from divide(items, attempt, alone))
 
 
 class _Apart(DataError):

@@ -16,14 +16,13 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from treadle.engine import fan_outs
-from treadle.engine.contention import attempting, in_pieces
 from treadle.engine.propagate import UNBOUNDED, FanOut, propagate, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
+from treadle.engine.salvage import attempting, salvage
 from treadle.engine.work import Failed, Work, as_they_are_now
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
-from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import REVISION, ModelEntry, Rule
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, transact, update_many
@@ -131,11 +130,7 @@ class Commit:
 
             return (yield from transact(attempting(mend, hold, len(some))))
 
-        def alone(key: Any, error: Exception) -> Plan[list[Any]]:
-            yield from set_aside(entry.model.__name__, entry.collection, key, error)
-            return []
-
-        return (yield from in_pieces(keys, attempt, alone))
+        return (yield from salvage(entry.model.__name__, entry.collection, keys, attempt))
 
 
 def _final(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:

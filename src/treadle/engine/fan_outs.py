@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.engine.contention import in_pieces
 from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, propagate
+from treadle.engine.salvage import salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
@@ -142,18 +142,15 @@ def _copy_chunk(
         yield from transact(lambda: copy({"_id": {"$in": list(keys)}}))
         return []
 
-    def alone(key: Any, error: Exception) -> Plan[list[None]]:
-        yield from set_aside(rule.place.label, rule.target.collection, key, error)
-        return []
-
     try:
         yield from transact(lambda: copy(within, upper))
     except Exception as error:
         if not is_about_one_document(error) or _is_of_source(fan_out, error):
             raise
         condition = {**within, **rule.referring(fan_out.name)}
-        rows = yield from readable(rule.place.label, find(rule.target.collection, condition, {"_id": 1}))
-        yield from in_pieces([row["_id"] for row in rows], attempt, alone, error)
+        label, collection = rule.place.label, rule.target.collection
+        rows = yield from readable(label, find(collection, condition, {"_id": 1}))
+        yield from salvage(label, collection, [row["_id"] for row in rows], attempt, reason=error)
 
 
 def _is_of_source(fan_out: FanOut, error: Exception) -> bool:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from treadle.engine.contention import in_pieces
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.engine.references import fill_copies
+from treadle.engine.salvage import divide
 from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
@@ -354,7 +354,7 @@ class Recomputation:
             return []
             yield  # pragma: no cover
 
-        rows = yield from in_pieces(keys, attempt, alone)
+        rows = yield from divide(keys, attempt, alone)
         return {freeze(row["_id"]): row for row in rows}
 
     def differs(self, document: Raw, correct: Raw) -> bool:

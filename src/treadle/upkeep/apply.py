@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.engine import fan_outs
-from treadle.engine.contention import attempting, divides, in_pieces
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, feeds_beyond, propagate
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
+from treadle.engine.salvage import attempting, divide, divides, salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
@@ -248,7 +248,7 @@ class _Application:
                 yield from set_aside(entry.model.__name__, entry.collection, item.key, error)
             return []
 
-        yield from in_pieces(unit.items, attempt, alone, reason)
+        yield from divide(unit.items, attempt, alone, reason)
 
     def _copy_widely(self, rule: CopyRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
@@ -267,11 +267,10 @@ class _Application:
             yield from transact(lambda: self._detach(rule, key, keys))
             return []
 
-        def alone(stuck: Any, error: Exception) -> Plan[list[Any]]:
-            # Another reference forbids it, or the document cannot be written: somebody must decide.
+        def leave(key: Any, error: Exception) -> list[Any]:
+            # Another reference forbids it, or the document cannot be written: an operator must decide.
             self.dirty.aside += 1
-            yield from set_aside(rule.place.label, rule.target.collection, stuck, error)
-            return [stuck]
+            return [key]
 
         stuck: list[Any] = []
         most = WORKER_GONE_MAX
@@ -280,7 +279,8 @@ class _Application:
             rows = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
             if rows:
                 keys = [row["_id"] for row in rows]
-                stuck += yield from in_pieces(keys, attempt, alone)
+                label, collection = rule.place.label, rule.target.collection
+                stuck += yield from salvage(label, collection, keys, attempt, lost=leave)
             if len(rows) < most:
                 return
 

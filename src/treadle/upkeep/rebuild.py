@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from treadle.engine.commit import Commit
-from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, keys_found
 from treadle.engine.index_check import require_unique_indexes
-from treadle.engine.pages import go_through
 from treadle.engine.recompute import Recomputation
+from treadle.engine.salvage import salvage
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.quarantine import around, set_aside
+from treadle.graph.quarantine import around
 from treadle.graph.rule import ModelEntry, Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw
@@ -29,6 +28,7 @@ from treadle.upkeep import fingerprints, position
 from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
 from treadle.upkeep.findings import is_of
 from treadle.upkeep.jobs import Job
+from treadle.upkeep.sweep import Sweep
 from treadle.upkeep.verify import examined, own, verify, within
 
 # How often repair verifies again.
@@ -112,7 +112,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report:
         keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
         yield from mend(graph, server, entry, keys)
 
-    visited = yield from go_through(entry, _page(entry), visit, report)
+    visited = yield from Sweep(entry, _page(entry), visit, report).all()
     for rule in own(entry, "repair"):
         yield from around(rule.place.label, entry.collection, None, rule.repair(None))
     if entry.group is not None:
@@ -206,17 +206,7 @@ def mend(
             yield from before()
         for rule in entry.answering("repair"):
             if rule not in without:
-                changed += yield from _repair_by_rule(rule, some)
+                changed += yield from salvage(rule.place.label, rule.target.collection, some, rule.repair)
         if Recomputation.of(entry, None, without).rules:
             changed += yield from Commit(graph, server).mend(entry, some, without)
     return distinct(changed)
-
-
-def _repair_by_rule(rule: Rule, keys: Sequence[Any]) -> Plan[list[Any]]:
-    """Let a rule repair documents; one that cannot be repaired is set aside."""
-
-    def alone(key: Any, error: Exception) -> Plan[list[Any]]:
-        yield from set_aside(rule.place.label, rule.target.collection, key, error)
-        return []
-
-    return (yield from in_pieces(keys, rule.repair, alone))

@@ -23,7 +23,6 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.lease import Lease, LeaseLost
-from treadle.engine.pages import go_through
 from treadle.engine.version_upgrade import has_outdated
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
@@ -42,6 +41,7 @@ from treadle.upkeep.controls import paused_rules
 from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
+from treadle.upkeep.sweep import Sweep
 from treadle.upkeep.verify import examine_each
 
 # Changed groups; with more, everything is computed.
@@ -296,7 +296,7 @@ class Scheduler:
             keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]
             yield from mend(self.graph, self.server, entry, keys)
 
-        return (yield from go_through(entry, SCHEDULE_PAGE, visit))
+        return (yield from Sweep(entry, SCHEDULE_PAGE, visit).all())
 
 
 def _ends_one_job(error: Exception) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 from bson.errors import InvalidBSON
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
-from treadle.engine.contention import divides, in_pieces
 from treadle.engine.lease import Lease, LeaseLost
+from treadle.engine.salvage import divide, divides
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import set_aside
@@ -320,7 +320,7 @@ class Follower(Leader):
                     raise
                 # Some of these events may have been counted.
                 self._totals.forget()
-                unsettled = yield from in_pieces(others, self._attempt, self._pass_over, error)
+                unsettled = yield from divide(others, self._attempt, self._pass_over, error)
                 yield from self._save()
         except BaseException:
             self.position, self._counts = earlier, counts

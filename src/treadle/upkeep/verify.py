@@ -13,16 +13,16 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
-from treadle.engine.pages import go_through, go_through_sample, projection_of
+from treadle.engine.pages import projection_of
 from treadle.engine.recompute import Recomputation
+from treadle.engine.salvage import salvage
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Pace, Report
-from treadle.graph.quarantine import around, set_aside
+from treadle.graph.quarantine import around
 from treadle.graph.rule import STATE, ModelEntry, Rule
 from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
@@ -35,6 +35,7 @@ from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, places_of, plain, value_at
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.position import NAME as WORKER
+from treadle.upkeep.sweep import Sweep
 
 # Groups of a rollup that are computed in one query.
 GROUP_PAGE = 200
@@ -115,10 +116,8 @@ def _verify_pages(
         findings.extend(_not_examined(entry, key, reason) for key, reason in failed)
 
     size = entry.limits.verify_page if entry.group is None else GROUP_PAGE
-    if sample is not None:
-        yield from go_through_sample(entry, size, sample, visit, report, note)
-    else:
-        yield from go_through(entry, size, visit, report, note)
+    sweep = Sweep(entry, size, visit, report, note)
+    yield from sweep.all() if sample is None else sweep.sample(sample)
     return findings
 
 
@@ -146,11 +145,11 @@ def examine_each(
     def attempt(some: Sequence[Raw]) -> Plan[list[Finding]]:
         return examine(server, entry, some)
 
-    def alone(document: Raw, error: Exception) -> Plan[list[Finding]]:
-        yield from set_aside(entry.model.__name__, entry.collection, entry.key_of(document), error)
+    def lost(document: Raw, error: Exception) -> list[Finding]:
         return [_not_examined(entry, document["_id"], message_of(error))]
 
-    return (yield from in_pieces(documents, attempt, alone))
+    name, collection = entry.model.__name__, entry.collection
+    return (yield from salvage(name, collection, documents, attempt, key_of=entry.key_of, lost=lost))
 
 
 def within(entry: ModelEntry[Any], document: Raw, bounds: Bounds | None) -> bool:
@@ -168,12 +167,11 @@ def _verify_groups(
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
         return server.transact(partial(examine_groups, server, entry, some))
 
-    def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
-        yield from set_aside(entry.model.__name__, entry.collection, key, error)
+    def lost(key: Any, error: Exception) -> list[Finding]:
         return [_not_examined(entry, tuple(key), message_of(error))]
 
     for chunk in chunks(keys, GROUP_PAGE):
-        findings += yield from in_pieces(chunk, attempt, alone)
+        findings += yield from salvage(entry.model.__name__, entry.collection, chunk, attempt, lost=lost)
     return findings
 
 
@@ -181,8 +179,8 @@ def _look_again(
     graph: Graph, server: Capabilities, entry: ModelEntry[Any], suspects: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings that remain when target and sources are read at one moment."""
-    lost = [each for each in suspects if each.pattern == "set-aside"]
-    keys = distinct(each.document_id for each in suspects if each not in lost)
+    quarantined = [each for each in suspects if each.pattern == "set-aside"]
+    keys = distinct(each.document_id for each in suspects if each not in quarantined)
 
     def look(some: Sequence[Any]) -> Plan[list[Finding]]:
         chosen = {"_id": {"$in": list(some)}}
@@ -192,11 +190,11 @@ def _look_again(
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
         return server.transact(partial(look, some))
 
-    def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
-        yield from set_aside(entry.model.__name__, entry.collection, key, error)
+    def lost(key: Any, error: Exception) -> list[Finding]:
         return [_not_examined(entry, key, message_of(error))]
 
-    return lost + (yield from in_pieces(keys, attempt, alone))
+    name = entry.model.__name__
+    return quarantined + (yield from salvage(name, entry.collection, keys, attempt, lost=lost))
 
 
 def _give_time(

@@ -13,17 +13,16 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.engine.commit import Commit
-from treadle.engine.contention import in_pieces
 from treadle.engine.crud import translated
 from treadle.engine.pipelines import formula_stages
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
+from treadle.engine.salvage import salvage
 from treadle.engine.validation import as_written
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import FormulaRule
 from treadle.graph.outcomes import Pace, Progress, Report, resting
-from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import as_moment
 from treadle.patterns.archive.places import ArchivePlaces
@@ -73,8 +72,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
         return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger)))]
 
-    def alone(key: Any, error: Exception) -> Plan[list[int]]:
-        yield from set_aside(entry.model.__name__, entry.collection, key, error)
+    def leave(key: Any, error: Exception) -> list[int]:
         stuck.append(key)
         return []
 
@@ -85,7 +83,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
             return moved
         # Large documents are not looked at again and again for the few of them that move at a time.
         width = min(most, 2 * (len(keys) if cut else width))
-        moved += sum((yield from in_pieces(keys, attempt, alone)))
+        moved += sum((yield from salvage(entry.model.__name__, entry.collection, keys, attempt, lost=leave)))
         if report:
             report(Progress(entry.model.__name__, moved, max(total, moved)))
         yield from resting(report, len(keys))

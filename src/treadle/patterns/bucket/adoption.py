@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import datetime as dt
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import bson
 from pymongo.errors import OperationFailure
 
-from treadle.engine.contention import in_pieces
+from treadle.engine.salvage import salvage
 from treadle.errors import TreadleError
 from treadle.graph.outcomes import Finding, Progress, Report
-from treadle.graph.quarantine import note_aside, set_aside
+from treadle.graph.quarantine import note_aside
 from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.model.text import escape_text, get_logger
@@ -112,11 +113,7 @@ class Adoption:
         def attempt(some: Sequence[Raw]) -> Plan[list[int]]:
             return [(yield from self._move(source, list(some)))]
 
-        def alone(document: Raw, error: Exception) -> Plan[list[int]]:
-            yield from set_aside(self.name, source, document["_id"], error)
-            return []
-
-        return (yield from in_pieces(documents, attempt, alone))
+        return (yield from salvage(self.name, source, documents, attempt, key_of=itemgetter("_id")))
 
     def _problem_of(self, document: Raw, source: str) -> Any:
         """Why a document cannot be read as a reading, and stays where it is; None where it can."""

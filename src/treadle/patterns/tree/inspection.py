@@ -15,13 +15,12 @@ from typing import Any
 
 import bson
 
-from treadle.engine.contention import attempting, in_pieces
 from treadle.engine.propagate import UNBOUNDED, propagate
+from treadle.engine.salvage import attempting, salvage
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.quarantine import set_aside
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree
@@ -263,12 +262,8 @@ def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any
                 yield from finish(tree, graph, server)
         raise state.TreeBusy(tree)  # pragma: no cover
 
-    def alone(key: Any, error: Exception) -> Plan[list[Any]]:
-        # Two siblings with one segment, or a node that cannot be written: a person must see to it.
-        yield from set_aside(tree.rules[0].place.label, tree.collection, key, error)
-        return []
-
-    return (yield from in_pieces(keys, attempt, alone))
+    # Two siblings with one segment, or a node that cannot be written, are for a person to decide.
+    return (yield from salvage(tree.rules[0].place.label, tree.collection, keys, attempt))
 
 
 def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:

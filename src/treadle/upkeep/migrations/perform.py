@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.engine import follow, lease
-from treadle.engine.contention import in_pieces
+from treadle.engine.salvage import divide
 from treadle.engine.version_upgrade import store_converted
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
@@ -205,7 +205,7 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         yield from put_aside(run, raw["_id"], reason)
         return []
 
-    yield from in_pieces(documents, attempt, alone)
+    yield from divide(documents, attempt, alone)
 
 
 def _migrate_together(run: Run, keys: Sequence[Any]) -> Plan[tuple[list[tuple[Any, str]], int]]:
