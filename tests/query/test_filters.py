@@ -232,6 +232,8 @@ class Trip(BaseModel):
         ({"stops": Point(1, 2)}, {"stops": [1, 2]}),
         ({"stops": [Point(1, 2)]}, {"stops": [[1, 2]]}),
         ({"by_name.home": Point(1, 2)}, {"by_name.home": [1, 2]}),
+        ({"by_name": {"home": Point(1, 2)}}, {"by_name": {"home": [1, 2]}}),
+        ({"by_name": {"$in": [{"home": Point(1, 2)}, None]}}, {"by_name": {"$in": [{"home": [1, 2]}, None]}}),
         ({"$or": [{"stops": {"$elemMatch": {"$eq": Point(1, 2)}}}]}, {"$or": [{"stops": {"$elemMatch": {"$eq": [1, 2]}}}]}),
     ],
 )  # fmt: skip
@@ -245,6 +247,7 @@ def test_a_serializer_stores_a_value_in_every_position_of_a_filter(given, stored
         ({"$set": {"start": Point(1, 2)}}, {"$set": {"start": [1, 2]}}),
         ({"$set": {"start": [1, 2]}}, {"$set": {"start": [1, 2]}}),
         ({"$set": {"stops": [Point(1, 2)]}}, {"$set": {"stops": [[1, 2]]}}),
+        ({"$set": {"by_name": {"home": Point(1, 2)}}}, {"$set": {"by_name": {"home": [1, 2]}}}),
         ({"$set": {"stops.0": Point(1, 2), "by_name.home": Point(1, 2)}}, {"$set": {"stops.0": [1, 2], "by_name.home": [1, 2]}}),
         ({"$push": {"stops": {"$each": [Point(1, 2)]}}}, {"$push": {"stops": {"$each": [[1, 2]]}}}),
         ({"$pull": {"stops": Point(1, 2)}}, {"$pull": {"stops": [1, 2]}}),

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from treadle.errors import DeclarationError
 from treadle.graph.rule import Owned, Place, Reads, Rule
 from treadle.plan import Plan, Raw
-from treadle.query.expression_names import require_known_names
+from treadle.query.expressions import field_references, require_known_names
 from treadle.query.keys import may_be_id
-from treadle.query.paths import Step, field_references, value_at
+from treadle.query.paths import Step, value_at
 
 OnDelete = Literal["keep", "restrict", "clear", "cascade"]
 

@@ -24,11 +24,12 @@ from treadle.graph.binding import sibling
 from treadle.graph.rule import STATE, Maintain, ModelEntry, Models, Owned, Place, Reads, Rule, Storage
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Raw
+from treadle.query.expressions import filter_references
 from treadle.query.filters import parse_condition
 from treadle.query.keys import GroupKey, ReferenceKey, RuleKey
 from treadle.query.keys import freeze as freeze
 from treadle.query.keys import may_be_id as may_be_id
-from treadle.query.paths import Path, filter_references, inside, resolve, value_at, values_at
+from treadle.query.paths import Path, inside, resolve, value_at, values_at
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -24,8 +24,9 @@ from treadle.graph.versions import VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import order_key
+from treadle.query.expressions import filter_references
 from treadle.query.keys import KEY
-from treadle.query.paths import filter_references, top
+from treadle.query.paths import top
 
 SortKeys: TypeAlias = Sequence[tuple[str, int]]
 # The ids of documents that were quarantined, with the reasons.

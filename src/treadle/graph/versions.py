@@ -21,7 +21,8 @@ from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, outside
 from treadle.plan.server_errors import is_about_one_document, message_of
 from treadle.query.comparison import identical
-from treadle.query.paths import filter_references, top
+from treadle.query.expressions import filter_references
+from treadle.query.paths import top
 
 Function: TypeAlias = Callable[[Raw], Raw]
 Pipeline: TypeAlias = list[Raw]

@@ -27,10 +27,10 @@ from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
 from treadle.graph.rule import Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.shape import Shape
-from treadle.query.expression_names import require_known_names
+from treadle.query.expressions import field_references, require_known_names
 from treadle.query.filters import clean
 from treadle.query.keys import ReferenceKey
-from treadle.query.paths import ARRAYS, Path, field_references, getter, inside, resolve, values_at
+from treadle.query.paths import ARRAYS, Path, getter, inside, resolve, values_at
 
 COLLECT_SIZE_MAX = 1000
 

@@ -66,9 +66,9 @@ class FieldPath(NamedTuple):
     others: tuple[FieldType, ...]
     # Whether a value that these types accept leaves a document of any kind valid.
     certain: bool
-    # Whether text stands for an ObjectId, and whether documents may be compared field by field.
+    # Whether text stands for an ObjectId, and whether values have fields or keys of their own.
     holds_ids: bool
-    holds_models: bool
+    holds_fields: bool
     # The types, of the field and of its elements, whose values a serializer of the user's own stores.
     serialized: tuple[FieldType, ...]
     # Why the path may not be named at all, and why it may not be updated.
@@ -140,7 +140,7 @@ class FieldPaths(dict[str, FieldPath]):
             others=tuple(judges[1:]),
             certain=all(each.certain for each in [*judges, *absent]),
             holds_ids=bool(elements) and all(each.python is ObjectId for each in elements),
-            holds_models=any(each.kind == "model" for each in elements),
+            holds_fields=any(each.kind in ("model", "map") for each in elements),
             serialized=tuple(each for type_ in types for each in type_.serialized),
             unknown=unknown,
             protected=self._refused_name(path) or self._maintenance(short),

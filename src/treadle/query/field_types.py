@@ -94,7 +94,7 @@ class FieldType:
         # Whether every document has a value here.
         self.required = required
         # Whether values have a stored form of the user's own.
-        self._serialized = serialized or shape.kind == "custom"
+        self._serialized = serialized or _has_own_form(shape)
         # A value of a map is validated together with its key.
         self.pair: tuple[str, FieldType] | None = None
 
@@ -193,6 +193,11 @@ class FieldType:
 
         certain, required = self.certain and self.free, not shape.optional
         return FieldType(self.codec, shape, inner, encoder, certain=certain, required=required)
+
+
+def _has_own_form(shape: Shape) -> bool:
+    """Whether a serializer makes the stored form of a value, or of the values of a map."""
+    return shape.kind == "custom" or (shape.kind == "map" and any(map(_has_own_form, shape.items[1:])))
 
 
 def undeclared(codec: Codec[Any]) -> FieldType:

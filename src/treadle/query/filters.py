@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from treadle.errors import UsageError
 from treadle.model.bson_types import Raw, key_to_bson, to_bson
 from treadle.model.codec import Codec
-from treadle.model.encodable import refuse_unsendable
+from treadle.model.encodable import refuse_unsendable, too_deep
 from treadle.model.text import quote
 from treadle.query.attributes import attribute_conditions
 from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
@@ -44,15 +44,8 @@ def clean(value: Any) -> Any:
         # After the conversion, because only then everything is a plain dict or list.
         check_values(converted)
     except RecursionError:
-        raise too_deep() from None
+        raise too_deep("value") from None
     return converted
-
-
-def too_deep() -> UsageError:
-    """Return the refusal of what recursion could not reach the end of."""
-    return UsageError(
-        "this is nested too deeply to be sent; MongoDB takes at most 180 levels", code="document-too-deep"
-    )
 
 
 def check_values(value: Any) -> None:
@@ -80,13 +73,10 @@ def _check_key(key: str) -> None:
 
 def refuse_operators(value: Any, operators: frozenset[str], reason: str, code: str) -> None:
     """Refuse a cleaned value that has one of these operators at any depth."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key in operators:
-                raise UsageError(f"{key} {reason}", code=code)
-            refuse_operators(item, operators, reason, code)
-    elif isinstance(value, list):
-        for item in value:
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if key in operators:
+            raise UsageError(f"{key} {reason}", code=code)
+        if isinstance(item, (dict, list)):
             refuse_operators(item, operators, reason, code)
 
 
@@ -155,7 +145,7 @@ class FilterParser:
         try:
             return self._conditions(filter, full_path)
         except RecursionError:
-            raise too_deep() from None
+            raise too_deep("filter") from None
 
     def _conditions(self, filter: Mapping[str, Any], full_path: Callable[[str], str]) -> Raw:
         parsed: Raw = {}
@@ -184,24 +174,11 @@ class FilterParser:
 
     def condition(self, field: FieldPath, condition: Any) -> Any:
         """Return operators or a value for one field, in their stored form."""
-        if type(condition) in _SCALARS:
-            refuse_unsendable(condition)
-            return self._with_ids(field, condition)
-        if isinstance(condition, Mapping):
+        if type(condition) not in _SCALARS and isinstance(condition, Mapping):
             operators = {key_to_bson(key): operand for key, operand in condition.items()}
             if any(key.startswith("$") for key in operators):
                 return {key: self._operand(field, key, operand) for key, operand in operators.items()}
-        return self._with_ids(field, self._stored(field, condition))
-
-    def _stored(self, field: FieldPath, value: Any) -> Any:
-        """Return a value as an insert would store it."""
-        if field.serialized and isinstance(value, (list, tuple)):
-            return [self._stored(field, each) for each in value]
-        for type_ in field.serialized if type(value) not in _SCALARS else ():
-            with contextlib.suppress(ValidationError, UsageError, Unjudgeable):
-                value = type_.stored(value)
-                break
-        return clean(value)
+        return self._stored(field, condition)
 
     def _operand(self, field: FieldPath, operator: str, operand: Any) -> Any:
         _check_key(operator)
@@ -224,18 +201,32 @@ class FilterParser:
                 parsed |= self._conditions({key: operand}, lambda each: f"{field.path}.{each}")
         return parsed
 
-    def _with_ids(self, field: FieldPath, value: Any) -> Any:
-        """Return a stored value with text made ids where the path is one of ids."""
-        if isinstance(value, str):
-            is_id = field.holds_ids and _HEXADECIMAL.fullmatch(value)
-            return ObjectId(value) if is_id else value
-        if isinstance(value, list):
-            return [self._with_ids(field, each) for each in value]
-        if isinstance(value, dict) and field.holds_models:
-            return {
-                key: self._with_ids(self._paths[f"{field.path}.{key}"], each) for key, each in value.items()
-            }
-        return value
+    def _stored(self, field: FieldPath, value: Any) -> Any:
+        """Return a value as an insert would store it, and as an id where text stands for one."""
+        if type(value) in _SCALARS:
+            refuse_unsendable(value)
+            return _with_ids(value) if field.holds_ids else value
+        if isinstance(value, (list, tuple)):
+            return [self._stored(field, each) for each in value]
+        if field.holds_fields and isinstance(value, Mapping):
+            items = {key_to_bson(key): each for key, each in value.items()}
+            return {key: self._stored(self._inside(field, key), each) for key, each in items.items()}
+        for type_ in field.serialized:
+            with contextlib.suppress(ValidationError, UsageError, Unjudgeable):
+                value = type_.stored(value)
+                break
+        value = clean(value)
+        return _with_ids(value) if field.holds_ids else value
+
+    def _inside(self, field: FieldPath, key: str) -> FieldPath:
+        _check_key(key)
+        return self._paths[f"{field.path}.{key}"]
+
+
+def _with_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_with_ids, value))
+    return ObjectId(value) if isinstance(value, str) and _HEXADECIMAL.fullmatch(value) else value
 
 
 # -- sorts --------------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import InvalidValue, UsageError
 from treadle.model.bson_types import Raw, Update, decimal_to_bson, from_bson, to_bson
+from treadle.model.encodable import too_deep
 from treadle.query.attributes import names_attribute, update_stages
 from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
 from treadle.query.field_types import FieldType, Unjudgeable
-from treadle.query.filters import FilterParser, check_values, clean, too_deep
+from treadle.query.filters import FilterParser, check_values, clean
 
 _SETTING_STAGES = frozenset({"$set", "$addFields", "$unset"})
 UPDATE_STAGES = _SETTING_STAGES | {"$project", "$replaceWith", "$replaceRoot"}
@@ -65,7 +66,7 @@ def parse_update(paths: FieldPaths, update: Any, array_filters: Sequence[Any] | 
         if isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
             return _parse_pipeline(paths, update)
     except RecursionError:
-        raise too_deep() from None
+        raise too_deep("update") from None
     raise UsageError(
         f"an update is a mapping with operators or a pipeline of stages, not {type(update).__name__}",
         code="update-invalid",

@@ -27,8 +27,9 @@ from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, delete_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import HISTORY_LOST, TOO_LARGE
+from treadle.query.expressions import filter_references
 from treadle.query.keys import KEY, distinct, freeze
-from treadle.query.paths import filter_references, overlap, plain
+from treadle.query.paths import overlap, plain
 from treadle.upkeep.change_stream import (
     BEATS,
     ChangeStream,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pymongo import MongoClient
 
 from treadle import (
+    Attributes,
     Average,
     Count,
     DeclarationError,
@@ -26,7 +27,7 @@ from treadle import (
     Sum,
     migration,
 )
-from treadle.query.expression_names import paths_named
+from treadle.query.expressions import paths_named
 
 READ: list[tuple[Any, list[str]]] = [
     ("$price", ["price"]),
@@ -38,15 +39,15 @@ READ: list[tuple[Any, list[str]]] = [
     ({"$add": ["$a", {"$multiply": ("$b", 2)}]}, ["a", "b"]),
     ({"total": "$a", "more": {"deep": "$b"}}, ["a", "b"]),
     # Variables of the server, and those that stand for the document.
-    ("$$ROOT", []),
-    ("$$CURRENT", []),
+    ("$$ROOT", [""]),
+    ("$$CURRENT", [""]),
     ("$$NOW", []),
     ("$$REMOVE", []),
     ("$$ROOT.a", ["a"]),
     ("$$CURRENT.a.b", ["a.b"]),
     # Variables of an expression: what they hold is not looked into, what they are made from is.
     ({"$let": {"vars": {"x": "$a"}, "in": {"$add": ["$$x", "$b", "$$x.y"]}}}, ["a", "b"]),
-    ({"$let": {"vars": {"CURRENT": "$a"}, "in": "$inner"}}, []),
+    ({"$let": {"vars": {"CURRENT": "$a"}, "in": "$inner"}}, [""]),
     ({"$map": {"input": "$lines", "as": "line", "in": "$$line.price"}}, ["lines"]),
     ({"$map": {"input": "$lines", "in": {"$add": ["$$this.price", "$fee"]}}}, ["lines", "fee"]),
     ({"$filter": {"input": "$lines", "cond": {"$gt": ["$$this.price", "$least"]}}}, ["lines", "least"]),
@@ -69,8 +70,8 @@ READ: list[tuple[Any, list[str]]] = [
     ({"$getField": {"field": {"$literal": "$id"}, "input": "$owner"}}, ["owner.$id"]),
     ({"$getField": {"field": "x", "input": "$$this"}}, []),
     ({"$getField": {"field": "x", "input": {"$first": "$lines"}}}, ["lines"]),
-    ({"$getField": {"$concat": ["a", "$b"]}}, ["b"]),
-    ({"$setField": {"field": "new", "input": "$$ROOT", "value": "$a"}}, ["a"]),
+    ({"$getField": {"$concat": ["a", "$b"]}}, ["", "b"]),
+    ({"$setField": {"field": "new", "input": "$$ROOT", "value": "$a"}}, ["", "a"]),
 ]
 
 
@@ -97,6 +98,7 @@ class Source(Document, collection="sources", discriminator="type", naming="camel
     either: Address | Line | None = None
     odd: Any = None
     previous: Id | None = None
+    specs: Annotated[dict[str, str], Attributes()] = {}
 
 
 class Special(Source, kind="special"):
@@ -130,7 +132,7 @@ def gathered(declared: Any, *sources: Any) -> list[Any]:
     return [*sources, type(Document)("Wrong", (Document,), {**body, "value": None}, collection="wrong")]
 
 
-def sources(path: str, source: Any = Source) -> list[Any]:
+def sources(path: Any, source: Any = Source) -> list[Any]:
     """A model with a maximum over an expression that reads a path of a source."""
     also = [Special] if source is Source else []
     return gathered(Max(source, {"$add": [path, 1]}, by="owner_id"), source, *also)
@@ -158,6 +160,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "into a dict": sources("$prices.anything"),
     "below a dict": sources("$cards.anything.misspelt"),
     "into a union": sources("$either.price"),
+    "the names of attributes": sources({"$size": "$specs.k"}),
     "below anything": sources("$odd.deep.down"),
     "a field of a kind": sources("$discount"),
     "the discriminator": sources("$type"),
@@ -174,6 +177,7 @@ REFUSED: dict[str, tuple[list[Any], str, str]] = {
     "in an array": (sources("$lines.prise"), "Line has no field", "'price'"),
     "in a union": (sources("$either.prise"), "'either.prise'", "field"),
     "below a scalar": (sources("$unitPrice.amount"), "'unitPrice.amount'", "nothing in"),
+    "an attribute": (sources("$specs.color"), "'specs.color'", "a field of its own"),
     "of no kind": (sources("$discont"), "Wrong.value", "'discount'"),
     "of a version before": (sources("$past", Numbered), "Numbered", "'past'"),
     "a rollup's source": ([Source, Special, Wrong], "Wrong.mean", "'unitPrice'"),
@@ -198,7 +202,7 @@ def test_names_that_a_model_has(models):
 def test_names_that_a_model_does_not_have(models, place, hint):
     with pytest.raises(DeclarationError) as raised:
         make(models)
-    assert raised.value.code in ("field-unknown", "python-name")
+    assert raised.value.code in ("field-unknown", "python-name", "attributes-path")
     assert place in str(raised.value)
     assert hint in str(raised.value)
     assert "Unchecked" not in str(raised.value)
