@@ -137,5 +137,5 @@ def test_the_reference_has_every_public_name():
     headings = set(re.findall(r"^#{3,4} (\S+)$", (DOCS / "api-reference.md").read_text(), re.MULTILINE))
     assert set() == set(treadle.__all__) - headings
     calls = {f"Store.{name}" for name in dir(treadle.Store) if not name.startswith("_")}
-    plain = {f"Store.{name}" for name in ("database", "graph", "protocol", "runner", "limits", "timeout")}
+    plain = {f"Store.{name}" for name in ("database", "graph", "write_path", "runner", "limits", "timeout")}
     assert set() == calls - headings - plain

@@ -107,7 +107,7 @@ def test_skipped_maintenance_is_noticed(cluster: Cluster, name: str, monkeypatch
         return []
         yield
 
-    monkeypatch.setattr("treadle.engine.commit.react", idle)
+    monkeypatch.setattr("treadle.engine.write_path.propagate", idle)
     result = run(cluster, name, "sync", SEED, [])
     assert result.account.drift
     assert result.findings

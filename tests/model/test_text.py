@@ -50,7 +50,7 @@ def test_json_means_the_same(text):
     assert {"a": text} == json.loads(escape_json(json.dumps({"a": text}, ensure_ascii=False, indent=2)))
 
 
-@pytest.mark.parametrize("module", ["treadle", "treadle.engine.protocol"])
+@pytest.mark.parametrize("module", ["treadle", "treadle.engine.write_path"])
 def test_the_log_gives_the_code_of_what_the_server_says_and_not_its_words(caplog, module):
     error = OperationFailure("can't extract geo keys: {_id: 1, secret: 'x'}", 16755)
     get_logger(module).warning("%s: %s \x1b[2J", "Order", error)
@@ -59,10 +59,10 @@ def test_the_log_gives_the_code_of_what_the_server_says_and_not_its_words(caplog
 
 
 def test_each_room_has_its_logger_below_the_one_of_the_library(caplog):
-    from treadle.engine import protocol
+    from treadle.engine import write_path
     from treadle.upkeep import stream
 
-    assert ("treadle.engine", "treadle.upkeep") == (protocol.log.name, stream.log.name)
+    assert ("treadle.engine", "treadle.upkeep") == (write_path.log.name, stream.log.name)
     with caplog.at_level(logging.ERROR, "treadle"):
-        protocol.log.warning("not heard: the level of the parent counts")
+        write_path.log.warning("not heard: the level of the parent counts")
     assert [] == caplog.records

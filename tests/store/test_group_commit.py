@@ -1,6 +1,6 @@
 """A group of writes that conflicts is split, so that one contended document does not starve the others.
 
-Covers: store/batching, store/turn
+Covers: store/batching, store/turn, graph/write
 """
 
 from __future__ import annotations

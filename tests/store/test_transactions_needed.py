@@ -1,6 +1,6 @@
 """A standalone server: declarations that need transactions are refused before anything is written.
 
-Covers: graph/graph, engine/commit
+Covers: graph/graph, engine/write_path
 """
 
 from __future__ import annotations

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
-from treadle.engine.commit import merge, split
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
 from treadle.engine.inserts import Insert
 from treadle.engine.propagate import record
-from treadle.engine.protocol import WriteProtocol
 from treadle.engine.salvage import divide
 from treadle.engine.updates import UpdateEach, UpdateOneDocument
 from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
-from treadle.engine.work import ChunkedWork, Work
+from treadle.engine.write_path import WritePath, merge, split
 from treadle.errors import BulkFailed, DataError, Failure, TreadleError, UsageError
 from treadle.graph import operations
 from treadle.graph.changes import Changes
@@ -28,8 +26,8 @@ from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.operations import Bulk, Operation, Upserted
 from treadle.graph.stored_pages import chunks
+from treadle.graph.write import ChunkedWrite, Write
 from treadle.plan import Plan, find, is_inside, server_facts
-from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, message_of
 from treadle.query.keys import freeze
 
@@ -44,7 +42,7 @@ def failure_of(position: int, error: Exception) -> Failure:
 
 
 def past_refused(
-    protocol: WriteProtocol,
+    write_path: WritePath,
     items: Sequence[tuple[int, T]],
     attempt: Callable[[Sequence[tuple[int, T]]], Plan[list[R]]],
     failures: list[Failure],
@@ -62,7 +60,7 @@ def past_refused(
 class _Apart(DataError):
     """One operation cannot share a commit: it writes more than goes into one, or a document elsewhere."""
 
-    def __init__(self, work: Work[Any]) -> None:
+    def __init__(self, work: Write[Any]) -> None:
         super().__init__("this operation needs commits of its own", code="delete-too-many")
         self.work = work
 
@@ -74,7 +72,7 @@ class Part:
         self.layout = layout
         self.operation = operation
         self.counts, self._call = _CALLS[type(operation)]
-        self.work: Work[Any] | None = layout.work(operation)
+        self.work: Write[Any] | None = layout.work(operation)
 
     def plan(self) -> Plan[Any]:
         return self._call(self.layout, self.operation)
@@ -92,29 +90,30 @@ _CALLS: dict[type, tuple[str, Callable[[Layout[Any], Any], Plan[Any]]]] = {
 }
 
 
-class Together(Work[list[Any]]):
+class Together(Write[list[Any]]):
     """Several works as one, in the order in which they are given."""
 
     shows_document = False
 
-    def __init__(self, works: Sequence[Work[Any]]) -> None:
+    def __init__(self, graph: Graph, works: Sequence[Write[Any]]) -> None:
+        self.graph = graph
         self.works = list(works)
         self.entry = self.works[0].entry
 
     @property
-    def parts(self) -> list[Work[Any]]:
+    def parts(self) -> list[Write[Any]]:
         return self.works
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Any]]:
+    def apply(self, changes: Changes) -> Plan[list[Any]]:
         outcomes: list[Any] = []
         for work, parts in together(self.works):
-            if isinstance(work, ChunkedWork):
+            if isinstance(work, ChunkedWrite):
                 yield from _require_few(work)
             if not isinstance(work, Insert):
                 # It may be about what the operations before it did to other documents of its model.
-                yield from record(ledger, graph.spreading)
+                yield from record(changes, self.graph.spreading)
             try:
-                outcome = yield from work.body(graph, server, ledger)
+                outcome = yield from work.apply(changes)
             except DataError as error:
                 if error.code == "document-gone":
                     yield from _require_here(work)
@@ -129,9 +128,9 @@ class Together(Work[list[Any]]):
         return outcomes
 
 
-def together(works: Sequence[Work[Any]]) -> list[tuple[Work[Any], list[Work[Any]]]]:
+def together(works: Sequence[Write[Any]]) -> list[tuple[Write[Any], list[Write[Any]]]]:
     """Each work with its parts: neighbours that can be done in one round of commands become one."""
-    groups: list[tuple[Work[Any], list[Work[Any]]]] = []
+    groups: list[tuple[Write[Any], list[Write[Any]]]] = []
     for (kind, _), run in groupby(works, _likeness):
         some: list[Any] = list(run)
         if kind is None or len(some) == 1 or _repeats(some):
@@ -141,7 +140,7 @@ def together(works: Sequence[Work[Any]]) -> list[tuple[Work[Any], list[Work[Any]
     return groups
 
 
-def _likeness(work: Work[Any]) -> tuple[Any, Any]:
+def _likeness(work: Write[Any]) -> tuple[Any, Any]:
     """What neighbours must have in common to be done together: their kind, and their model."""
     entry = work.entry
     apart = entry.versions.is_versioned or any(each.answering("record") for each in entry.related)
@@ -155,16 +154,16 @@ def _repeats(works: Sequence[Any]) -> bool:
     return len(set(keys)) < len(keys)
 
 
-def _require_few(work: ChunkedWork) -> Plan[None]:
+def _require_few(work: ChunkedWrite) -> Plan[None]:
     most = work.entry.limits.write_chunk
     if (yield from find(work.entry.collection, work.filter, {"_id": 1}, skip=most, limit=1)):
         raise _Apart(work)
 
 
-def _require_here(work: Work[Any]) -> Plan[None]:
+def _require_here(work: Write[Any]) -> Plan[None]:
     """Set an operation apart whose document was not found because it is archived."""
     archive = work.entry.everything.archive
-    if archive is not None and (yield from find(archive, work.looked_for, {"_id": 1}, limit=1)):
+    if archive is not None and (yield from find(archive, work.selector.filter, {"_id": 1}, limit=1)):
         raise _Apart(work)
 
 
@@ -172,9 +171,9 @@ class BulkWrite:
     """The operations of one call, and how many documents they have written so far."""
 
     def __init__(
-        self, protocol: WriteProtocol, calls: Callable[[Operation], Layout[Any]], given: Any, ordered: bool
+        self, write_path: WritePath, calls: Callable[[Operation], Layout[Any]], given: Any, ordered: bool
     ) -> None:
-        self.protocol = protocol
+        self.write_path = write_path
         self.ordered = ordered
         self.failures: list[Failure] = []
         self.counts = {"inserted": 0, "updated": 0, "deleted": 0}
@@ -194,10 +193,10 @@ class BulkWrite:
     def perform(self) -> Plan[Bulk]:
         """Do them all, chunk by chunk."""
         works = [part.work for _, part in self.parts if part.work is not None]
-        yield from self.protocol.index_check.require(work.entry for work in works)
+        yield from self.write_path.index_check.require(work.entry for work in works)
         server, inside = (yield from server_facts()), (yield from is_inside())
         # Without transactions a refused operation leaves those before it done: each goes by itself.
-        size = self.protocol.graph.limits.bulk_chunk if server.transactions else 1
+        size = self.write_path.graph.limits.bulk_chunk if server.transactions else 1
         for chunk in chunks(self.parts, size):
             if self.ordered or inside:
                 yield from self._attempt(chunk)
@@ -208,7 +207,7 @@ class BulkWrite:
                     of_kind = (type(part.work), None if part.work is None else part.work.entry)
                     alike.setdefault(of_kind, []).append((position, part))
                 grouped = [each for group in alike.values() for each in group]
-                yield from past_refused(self.protocol, grouped, self._attempt, self.failures)
+                yield from past_refused(self.write_path, grouped, self._attempt, self.failures)
         if self.failures:
             raise BulkFailed(sorted(self.failures, key=lambda each: each.position), self.number)
         return Bulk(**self.counts)
@@ -236,16 +235,17 @@ class BulkWrite:
             self._count(part, outcome)
         return []
 
-    def _together(self, works: list[Work[Any]]) -> Plan[list[Any]]:
+    def _together(self, works: list[Write[Any]]) -> Plan[list[Any]]:
+        write = Together(self.write_path.graph, works)
         races = any(isinstance(work, Upsert) for work in works)
         for _ in range(UPSERT_ATTEMPTS_MAX if races else 0):
             try:
-                return (yield from self.protocol.write(Together(works), combine=False))
+                return (yield from self.write_path.execute(write, alone=True))
             except DuplicateKey:
                 # Perhaps another made the document of an upsert; if not, the last attempt says so.
                 if (yield from is_inside()):
                     raise
-        return (yield from self.protocol.write(Together(works), combine=False))
+        return (yield from self.write_path.execute(write, alone=True))
 
     def _one(self, position: int, part: Part) -> Plan[None]:
         self._count(part, (yield from part.plan()))

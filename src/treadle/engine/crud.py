@@ -15,11 +15,11 @@ from pymongo.errors import BulkWriteError, WriteError
 
 from treadle.engine.pages import by_ids
 from treadle.engine.version_upgrade import matches_outdated, read_current
-from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
+from treadle.graph.write import CommitNeeded
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.model.encodable import check_batch, require_encodable, too_deep
@@ -332,25 +332,25 @@ def update_one_raw(
     sort: Any = None,
     **options: Any,
 ) -> Plan[Raw | None]:
-    """Update one document and see it; raises `NotAlone` where an outdated one must be upgraded first."""
+    """Update one document and see it; raises `CommitNeeded` where an outdated one must be upgraded first."""
     chain = entry.versions
     if not chain.is_versioned:
         return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
     # The first of all versions: an outdated one would be passed over.
     if sort is not None and (yield from matches_outdated(entry, chosen)):
-        raise NotAlone
+        raise CommitNeeded
     current = {"$and": [chosen, chain.current_only]}
     raw = yield from find_one_and_update(entry.collection, current, update, sort=sort, **options)
     if raw is None and (yield from find_one(entry.collection, chosen, {"_id": 1})) is not None:
-        raise NotAlone
+        raise CommitNeeded
     return raw
 
 
 def update_many_raw(entry: ModelEntry[Any], chosen: Raw, update: Any) -> Plan[int]:
-    """Update all that match; raises `NotAlone` where an outdated one must be upgraded first."""
+    """Update all that match; raises `CommitNeeded` where an outdated one must be upgraded first."""
     if entry.versions.is_versioned:
         if (yield from matches_outdated(entry, chosen)):
-            raise NotAlone
+            raise CommitNeeded
         chosen = {"$and": [chosen, entry.versions.current_only]}
     result = yield from update_many(entry.collection, chosen, update)
     return result.matched_count

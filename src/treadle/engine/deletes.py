@@ -17,13 +17,12 @@ from treadle.engine.soft_delete import bury, burying
 from treadle.engine.updates import UpdateManyDocuments, follow_own
 from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded
-from treadle.engine.work import ChunkedWork, Work, only
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import ChunkedWrite, Write, confined
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -37,7 +36,6 @@ from treadle.plan import (
     find_one_and_update,
     update_many,
 )
-from treadle.plan.capabilities import Capabilities
 from treadle.query.filters import parse_filter
 from treadle.query.keys import distinct, freeze
 
@@ -64,7 +62,7 @@ class _Delete:
         self.entry = entry
 
     @property
-    def alone(self) -> bool:
+    def _is_plain(self) -> bool:
         entry = self.entry
         return not (
             entry.feeding(GatherRule)
@@ -74,14 +72,17 @@ class _Delete:
         )
 
 
-class DeleteOneDocument(_Delete, Work[D | None]):
+class DeleteOneDocument(_Delete, Write[D | None]):
     """A deletion of one document, which others may have to follow."""
 
     def __init__(self, entry: ModelEntry[D], id_or_filter: Any) -> None:
         super().__init__(entry)
         self.filter = crud.which(entry, id_or_filter)
 
-    def direct(self) -> Plan[Raw | None]:
+    def command(self) -> Plan[Raw | None] | None:
+        return self._delete_alone() if self._is_plain else None
+
+    def _delete_alone(self) -> Plan[Raw | None]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
             if entry.deletion_path is None:
@@ -106,44 +107,44 @@ class DeleteOneDocument(_Delete, Work[D | None]):
             # What no migration can read must be possible to delete.
             return raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
+    def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry
         asked = any(each.answering("before_delete") for each in entry.related)
         if asked or entry.deletion_path is not None:
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
-                left = yield from delete_documents(entry, [before], ledger)
+                left = yield from delete_documents(entry, [before], changes)
                 before = left.get(freeze(before["_id"]), before)
         else:
             before = yield from find_one_and_delete(entry.collection, self.filter)
             if before is not None:
-                yield from ledger.add(entry, [(before, None)])
-                yield from follow_deletions(entry.of(before), [before], ledger)
+                yield from changes.add(entry, [(before, None)])
+                yield from follow_deletions(entry.of(before), [before], changes)
         return (yield from self._current(before))
 
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else as_written(self.entry, outcome)
 
-    def smaller(self) -> Plan[list[ChunkedWork]]:
+    def smaller(self) -> Plan[list[ChunkedWrite]]:
         return (yield from smaller_first(self.entry, self.filter, limit=1))
 
 
-class DeleteEach(_Delete, Work[list[Raw | None]]):
+class DeleteEach(_Delete, Write[list[Raw | None]]):
     """Deletions of single documents by their ids, in one round of commands."""
 
     def __init__(self, deletions: Sequence[DeleteOneDocument[Any]]) -> None:
         self.entry = deletions[0].entry
         self.keys = [key for each in deletions for key in each.key]
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Raw | None]]:
+    def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
         found = yield from by_ids(self.entry.collection, distinct(self.keys))
         befores = {key: each for key, each in found.items() if self.entry.holds(each)}
-        yield from delete_documents(self.entry, list(befores.values()), ledger)
+        yield from delete_documents(self.entry, list(befores.values()), changes)
         # The second deletion of a document finds nothing.
         return [befores.pop(freeze(key), None) for key in self.keys]
 
 
-class DeleteManyDocuments(_Delete, ChunkedWork):
+class DeleteManyDocuments(_Delete, ChunkedWrite):
     """A deletion of the documents of one chunk."""
 
     def __init__(self, entry: ModelEntry[Any], filter: Any, *, for_good: Raw | None = None) -> None:
@@ -152,35 +153,38 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
         # Whether documents that are deleted already are removed.
         self.for_good = for_good is not None
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
-        self.together = self._inseparable is not None
+        self.is_indivisible = self._inseparable is not None
         self.filter = parse_filter(entry.field_paths, filter) if for_good is None else for_good
 
-    def direct(self) -> Plan[int]:
+    def command(self) -> Plan[int] | None:
+        return self._delete_alone() if self._is_plain and self.keys is None else None
+
+    def _delete_alone(self) -> Plan[int]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
             if entry.deletion_path is None or self.for_good:
                 return (yield from delete_many(entry.collection, self.filter)).deleted_count
             return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[int]:
+    def apply(self, changes: Changes) -> Plan[int]:
         most = DELETE_TOGETHER_MAX
-        limit = most + 1 if self.together else 0
-        befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=limit)
+        limit = most + 1 if self.is_indivisible else 0
+        befores = yield from find(self.entry.collection, confined(self.filter, self.keys), limit=limit)
         if self._inseparable is not None and len(befores) > most:
             raise UsageError(
                 f"more than {most:,} {self.entry.model.__name__} documents match"
                 f"{self._inseparable.deletes_together}",
                 code="delete-too-many",
             )
-        yield from delete_documents(self.entry, befores, ledger, for_good=self.for_good)
+        yield from delete_documents(self.entry, befores, changes, for_good=self.for_good)
         return len(befores)
 
-    def smaller(self) -> Plan[list[ChunkedWork]]:
-        return (yield from smaller_first(self.entry, only(self.filter, self.keys)))
+    def smaller(self) -> Plan[list[ChunkedWrite]]:
+        return (yield from smaller_first(self.entry, confined(self.filter, self.keys)))
 
 
 def delete_documents(
-    entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes, *, for_good: bool = False
+    entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes, *, for_good: bool = False
 ) -> Plan[dict[Any, Raw]]:
     """Delete documents that were just read, and what depends on them; what is left of them, by frozen id.
 
@@ -195,31 +199,31 @@ def delete_documents(
         yield from check_restrictions(restricting(exact), own)
     for exact, group in groups:
         for rule in exact.answering("before_delete"):
-            yield from rule.before_delete(group, ledger)
+            yield from rule.before_delete(group, changes)
     buries = entry.deletion_path is not None and not for_good
     left: dict[Any, Raw] = {}
     if buries:
-        left = yield from bury(entry, befores, ledger)
+        left = yield from bury(entry, befores, changes)
     else:
         yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-        yield from ledger.add(entry, [(before, None) for before in befores])
+        yield from changes.add(entry, [(before, None) for before in befores])
     for exact, own in groups:
-        yield from follow_deletions(exact, own, ledger, removed=not buries)
+        yield from follow_deletions(exact, own, changes, removed=not buries)
     return left
 
 
 def follow_deletions(
-    entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes, *, removed: bool = True
+    entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes, *, removed: bool = True
 ) -> Plan[None]:
     """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
     yield from check_restrictions(restricting(entry), befores)
     for rule in entry.answering("after_delete") if removed else ():
-        yield from rule.after_delete([each["_id"] for each in befores], ledger)
-    yield from follow_references(entry, entry.feeding(CopyRule), befores, ledger)
+        yield from rule.after_delete([each["_id"] for each in befores], changes)
+    yield from follow_references(entry, entry.feeding(CopyRule), befores, changes)
 
 
 def follow_references(
-    entry: ModelEntry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], ledger: Changes
+    entry: ModelEntry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], changes: Changes
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     most = entry.limits.cascade_max
@@ -234,9 +238,9 @@ def follow_references(
         if not referring:
             continue
         if rule.on_delete == "cascade" and not rule.place.in_array:
-            yield from delete_documents(rule.target, referring, ledger)
+            yield from delete_documents(rule.target, referring, changes)
         else:
-            yield from detach(rule, referring, keys, ledger)
+            yield from detach(rule, referring, keys, changes)
 
 
 def _too_large(entry: ModelEntry[Any], rule: CopyRule) -> UsageError:
@@ -247,7 +251,7 @@ def _too_large(entry: ModelEntry[Any], rule: CopyRule) -> UsageError:
     )
 
 
-def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:
+def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWrite]]:
     """What to do first, in chunks, where too many documents refer to those to be deleted.
 
     Each chunk is right in itself, and what remains afterwards is small. A
@@ -256,7 +260,7 @@ def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Pla
     shown = {"_id": 1, **dict.fromkeys((rule.to for rule in entry.feeding(CopyRule, None)), 1)}
     rows = yield from find(entry.collection, condition, shown, limit=limit)
     yield from check_restrictions(restricting(entry), rows)
-    smaller: list[ChunkedWork] = []
+    smaller: list[ChunkedWrite] = []
     for rule in entry.feeding(CopyRule):
         referring = {rule.reference_path: {"$in": rule.names_of(rows)}}
         if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
@@ -287,7 +291,7 @@ def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
         )
 
 
-def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Changes) -> Plan[None]:
+def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], changes: Changes) -> Plan[None]:
     """Clear the references to deleted documents, or remove the elements that hold them."""
     target = rule.target
     gone = {freeze(key) for key in keys}
@@ -302,4 +306,4 @@ def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger
     yield from bulk_write(target.collection, operations, ordered=False)
     # Other cards may hang on the same reference.
     finals = yield from follow_own(target, pairs)
-    yield from ledger.add(target, zip(referring, finals, strict=True))
+    yield from changes.add(target, zip(referring, finals, strict=True))

@@ -14,12 +14,11 @@ from treadle.engine.field_changes import ChangeFields
 from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, former, search_command
 from treadle.engine.prompt import Prompt
-from treadle.engine.protocol import WriteProtocol
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import Replace
 from treadle.engine.soft_delete import Restore, purged, require_tombstone
 from treadle.engine.updates import UpdateManyDocuments, UpdateOneDocument
-from treadle.engine.work import Work
+from treadle.engine.write_path import WritePath
 from treadle.errors import BulkFailed, DataError, Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.layout import Layout
@@ -27,6 +26,7 @@ from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
 from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
+from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, is_inside
@@ -43,10 +43,10 @@ class DocumentLayout(Layout[D]):
     # Whether bulk loads may take several commits, so that one refused document must not undo others.
     inserts_apart = False
 
-    def __init__(self, entry: ModelEntry[D], protocol: WriteProtocol) -> None:
+    def __init__(self, entry: ModelEntry[D], write_path: WritePath) -> None:
         self.entry = entry
-        self.protocol = protocol
-        self.prompt = Prompt(entry, protocol.index_check.pending)
+        self.write_path = write_path
+        self.prompt = Prompt(entry, write_path.index_check.pending)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class DocumentLayout(Layout[D]):
     # -- writing -----------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        if self.entry.plain and self.entry not in self.protocol.index_check.pending:
+        if self.entry.plain and self.entry not in self.write_path.index_check.pending:
             return crud.insert(self.entry, document)
         return self._insert(document)
 
@@ -120,7 +120,7 @@ class DocumentLayout(Layout[D]):
         yield from self._require_indexes()
         if self.entry.plain:
             return (yield from crud.insert(self.entry, document))
-        (stored,) = yield from self.protocol.write(Insert(self.entry, [document]))
+        (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
         return stored
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
@@ -134,7 +134,7 @@ class DocumentLayout(Layout[D]):
         works = yield from self._inserts(listed)
         stored: list[D] = []
         for work in works:
-            stored += yield from self.protocol.write(work, combine=False)
+            stored += yield from self.write_path.execute(work, alone=True)
         if len(works) == 1:
             return stored
         # In the order in which they were listed.
@@ -144,7 +144,7 @@ class DocumentLayout(Layout[D]):
 
     def _require_indexes(self) -> Plan[None]:
         """Refuse a write of this model while a unique index on which it relies is missing."""
-        return self.protocol.index_check.require([self.entry])
+        return self.write_path.index_check.require([self.entry])
 
     def _insert_past_refused(self, documents: list[D]) -> Plan[list[D]]:
         failures: list[Failure] = []
@@ -161,7 +161,7 @@ class DocumentLayout(Layout[D]):
             for work in (yield from self._inserts(documents)):
                 items = [(numbered[id(document)], document) for document in work.documents]
                 for piece in chunks(items, 1 if self.inserts_apart else len(items)):
-                    stored += yield from bulk.past_refused(self.protocol, piece, self._piece, failures)
+                    stored += yield from bulk.past_refused(self.write_path, piece, self._piece, failures)
         if failures:
             raise BulkFailed(sorted(failures, key=lambda each: each.position), len(documents))
         return stored
@@ -175,7 +175,7 @@ class DocumentLayout(Layout[D]):
         works = []
         for model, run in groupby(documents, type):
             same = list(run)
-            entry: ModelEntry[D] = self.protocol.graph.entry(model)
+            entry: ModelEntry[D] = self.write_path.graph.entry(model)
             works += [Insert(entry, same[at : at + most]) for at in range(0, len(same), most)]
         return works
         yield  # pragma: no cover (a layout may read before it decides)
@@ -200,15 +200,15 @@ class DocumentLayout(Layout[D]):
         except ENCODING_ERRORS as error:
             raise not_storable(error, self.entry.model.__name__) from error
 
-    def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
+    def _write(self, make: Callable[[], Write[R]]) -> Plan[R]:
         """Perform a write of one document."""
         try:
-            return (yield from self.protocol.write(make()))
+            return (yield from self.write_path.execute(make()))
         except ENCODING_ERRORS as error:
             raise not_storable(error, self.entry.model.__name__) from error
 
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
-        return self._encoded(upserts.upsert(self.protocol, self._upsert(filter, update, insert)))
+        return self._encoded(upserts.upsert(self.write_path, self._upsert(filter, update, insert)))
 
     def _upsert(self, filter: Any, update: Any, insert: D) -> upserts.Upsert[D]:
         if not isinstance(insert, self.entry.model):
@@ -217,10 +217,10 @@ class DocumentLayout(Layout[D]):
                 f"{type(insert).__name__}",
                 code="model-unknown",
             )
-        inserted: ModelEntry[D] = self.protocol.graph.entry(type(insert))
+        inserted: ModelEntry[D] = self.write_path.graph.entry(type(insert))
         return upserts.Upsert(self.entry, inserted, filter, update, insert)
 
-    def work(self, operation: Operation) -> Work[Any]:
+    def work(self, operation: Operation) -> Write[Any]:
         entry = self.entry
         match operation:
             case operations.Insert(document):
@@ -244,32 +244,32 @@ class DocumentLayout(Layout[D]):
         return changed
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        return self._encoded(self.protocol.write_chunks(UpdateManyDocuments(self.entry, filter, update)))
+        return self._encoded(self.write_path.execute_chunks(UpdateManyDocuments(self.entry, filter, update)))
 
     def replace(self, document: D) -> Plan[D]:
         return self._write(lambda: Replace(self.entry, document))
 
     def change_kind(self, document: D, was: type[Document]) -> Plan[D]:
-        before = former(self.protocol.graph, document, was)
-        return self.protocol.write(ChangeKind(self.entry, document, before))
+        before = former(self.write_path.graph, document, was)
+        return self.write_path.execute(ChangeKind(self.entry, document, before))
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
         return self._write(lambda: DeleteOneDocument(self.entry, id_or_filter))
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        return self._encoded(self.protocol.write_chunks(DeleteManyDocuments(self.entry, filter)))
+        return self._encoded(self.write_path.execute_chunks(DeleteManyDocuments(self.entry, filter)))
 
     def restore(self, identity: Any) -> Plan[D | None]:
         yield from self._require_indexes()
-        return (yield from self.protocol.write(Restore(self.entry, identity)))
+        return (yield from self.write_path.execute(Restore(self.entry, identity)))
 
     def purge(self, before: datetime | None) -> Plan[int]:
         chosen = purged(self.entry, before)
-        return self.protocol.write_chunks(DeleteManyDocuments(self.entry, {}, for_good=chosen))
+        return self.write_path.execute_chunks(DeleteManyDocuments(self.entry, {}, for_good=chosen))
 
 
-def layout_of(entry: ModelEntry[D], protocol: WriteProtocol) -> Layout[D]:
+def layout_of(entry: ModelEntry[D], write_path: WritePath) -> Layout[D]:
     """Return how the documents of a model are stored and called."""
-    default = DocumentLayout(entry, protocol)
+    default = DocumentLayout(entry, write_path)
     own = (rule.layout(default) for rule in entry.answering("layout"))
     return next((layout for layout in own if layout is not None), default)

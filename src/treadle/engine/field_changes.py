@@ -11,12 +11,10 @@ from treadle.engine.auto_fields import unchanged, why_not
 from treadle.engine.updates import UpdateOneDocument
 from treadle.errors import InvalidValue, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id
-from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import unknown_field
 
 D = TypeVar("D", bound=Document)
@@ -33,13 +31,15 @@ class ChangeFields(UpdateOneDocument[D]):
         self.unchanged = unchanged(entry, raw)
         self.filter = {**self.which, **self.unchanged}
 
-    def direct(self) -> Plan[Raw]:
-        return (yield from self._there((yield from super().direct())))
+    def command(self) -> Plan[Raw] | None:
+        command = super().command()
+        return None if command is None else self._there(command)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
-        return (yield from self._there((yield from super().body(graph, server, ledger))))
+    def apply(self, changes: Changes) -> Plan[Raw]:
+        return (yield from self._there(super().apply(changes)))
 
-    def _there(self, raw: Raw | None) -> Plan[Raw]:
+    def _there(self, update: Plan[Raw | None]) -> Plan[Raw]:
+        raw = yield from update
         if raw is None:
             raise (yield from why_not(self.entry, self.which, self.identity, self.unchanged, "changed"))
         return raw

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from treadle.engine.commit import Commit
 from treadle.engine.pages import by_ids
 from treadle.engine.updates import follow_own
+from treadle.engine.write_path import commit_changes
 from treadle.graph.changes import Changes
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
@@ -24,7 +24,7 @@ def perform(
     `store` reads and writes in the transaction, and returns the documents before.
     """
 
-    def body(ledger: Changes) -> Plan[int]:
+    def body(changes: Changes) -> Plan[int]:
         befores = yield from store()
         keys = [each["_id"] for each in befores]
         if not keys:
@@ -32,7 +32,7 @@ def perform(
         now = yield from by_ids(entry.collection, keys)
         # The upgrade changed nothing that its own rules follow: values of a moment stay.
         afters = yield from follow_own(entry.root, [(now[freeze(key)], now[freeze(key)]) for key in keys])
-        yield from ledger.add(entry, zip(befores, afters, strict=True))
+        yield from changes.add(entry, zip(befores, afters, strict=True))
         return len(befores)
 
-    return (yield from Commit(graph, server).follow(body))
+    return (yield from commit_changes(graph, server, body))

@@ -13,13 +13,12 @@ from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.references import compute_formulas, fill_own, require_filled
 from treadle.engine.validation import as_written
-from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
-from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.write import Write
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.model.encodable import check_batch
@@ -35,7 +34,6 @@ from treadle.plan import (
     transact,
     update_many,
 )
-from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import put, value_at
 
@@ -54,7 +52,7 @@ def refuse_group(entry: ModelEntry[Any], done: str) -> None:
         )
 
 
-class Insert(Work[list[D]]):
+class Insert(Write[list[D]]):
     """New documents of one model."""
 
     entry: ModelEntry[D]
@@ -93,9 +91,11 @@ class Insert(Work[list[D]]):
         for rule in derived.prepares:
             self.batch.notes[rule] = [rule.prepare(raw) for raw in raws]
 
+    def command(self) -> Plan[list[Raw]] | None:
+        return self._store_alone() if self._is_plain else None
+
     @property
-    def alone(self) -> bool:
-        """Whether one plain command will do."""
+    def _is_plain(self) -> bool:
         derived = self._derived
         if derived.followed or ((derived.written or derived.copied) and not all(self.batch.fresh)):
             return False
@@ -105,10 +105,10 @@ class Insert(Work[list[D]]):
     def size(self) -> int:
         return len(self.batch.raws)
 
-    def joins(self, other: Work[Any]) -> bool:
+    def merges(self, other: Write[Any]) -> bool:
         return isinstance(other, Insert) and other.entry is self.entry
 
-    def joined(self, other: Insert[D]) -> Insert[D]:
+    def merged(self, other: Insert[D]) -> Insert[D]:
         both = copy.copy(self)
         both.documents = [*self.documents, *other.documents]
         both.reserved = [*self.reserved, *other.reserved]
@@ -116,7 +116,7 @@ class Insert(Work[list[D]]):
         both.batch = self.batch.joined(other.batch)
         return both
 
-    def direct(self) -> Plan[list[Raw]]:
+    def _store_alone(self) -> Plan[list[Raw]]:
         if len(self.batch.raws) == 1 or (yield from is_inside()):
             return (yield from self._store(Changes()))
         # All or none, whether or not anything follows.
@@ -124,7 +124,7 @@ class Insert(Work[list[D]]):
             return (yield from transact(lambda: self._store(Changes())))
         return (yield from self._store(Changes(), undo=True))
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Raw]]:
+    def apply(self, changes: Changes) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
         gathered: list[tuple[list[Raw], list[GatherRule]]] = []
         if derived.written:
@@ -133,20 +133,20 @@ class Insert(Work[list[D]]):
             gathered = [(self.batch.known, derived.written), (new, derived.named)]
         for some, rules in gathered:
             if some and rules:
-                yield from self._gather(some, rules, server)
-        raws = yield from self._store(ledger)
+                yield from self._gather(some, rules)
+        raws = yield from self._store(changes)
         for some, rules in gathered:
             if some and (dates := stamps_of(rules)):
                 yield from self._date(some, dates)
         if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
             require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
-        yield from ledger.add(entry, [(None, raw) for raw in raws])
+        yield from changes.add(entry, [(None, raw) for raw in raws])
         fresh = zip(raws, self.batch.fresh, strict=True)
-        ledger.note_new_ids(entry, [raw["_id"] for raw, is_new in fresh if is_new])
+        changes.note_new_ids(entry, [raw["_id"] for raw, is_new in fresh if is_new])
         return raws
 
-    def _store(self, ledger: Changes, undo: bool = False) -> Plan[list[Raw]]:
+    def _store(self, changes: Changes, undo: bool = False) -> Plan[list[Raw]]:
         """Store the documents, with what rules put into them and write beside them."""
         entry, derived, batch = self.entry, self._derived, self.batch
         batch.order = None
@@ -154,7 +154,7 @@ class Insert(Work[list[D]]):
             yield from stamp(entry, batch.raws, new=True)
         states = {}
         for rule in derived.before_insert:
-            states[rule] = yield from rule.before_insert(batch, ledger)
+            states[rule] = yield from rule.before_insert(batch, changes)
         if derived.fills:
             yield from fill_own(entry, [(None, raw) for raw in batch.raws])
         with crud.translated(entry.model.__name__, batch.raws, entry):
@@ -165,17 +165,17 @@ class Insert(Work[list[D]]):
             else:
                 yield from insert_many(entry.collection, batch.order or batch.raws)
         for rule in derived.after_insert:
-            yield from rule.after_insert(batch, states.get(rule), ledger)
+            yield from rule.after_insert(batch, states.get(rule), changes)
         return batch.raws
 
-    def reveal(self) -> list[Any]:
+    def publish(self) -> list[Any]:
         return publish_ids(self.reserved)
 
-    def _gather(self, known: Sequence[Raw], rules: Sequence[GatherRule], server: Capabilities) -> Plan[None]:
+    def _gather(self, known: Sequence[Raw], rules: Sequence[GatherRule]) -> Plan[None]:
         """Fill targets that are inserted after their sources."""
         keys = [raw["_id"] for raw in known]
         yield from guard_arrivals(self.entry, rules, known)
-        values = yield from recompute(rules, keys, server, documents=known)
+        values = yield from recompute(rules, keys, (yield from server_facts()), documents=known)
         for raw in known:
             refuse_unfit(rules, values[freeze(raw["_id"])])
             for path, value in values[freeze(raw["_id"])].items():

@@ -27,8 +27,7 @@ from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry, Rule
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, Read, by_id, find_one
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, Read, by_id, find_one, server_facts
 from treadle.query.filters import parse_filter
 from treadle.query.keys import freeze
 from treadle.query.paths import put
@@ -133,13 +132,13 @@ class ChangeKind(Replace[D]):
     def _check(self, before: Raw) -> Plan[None]:
         yield from check_restrictions(self._left(restricting(self.was)), [before])
 
-    def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
-        after = yield from super()._after(before, server)
+    def _after(self, before: Raw) -> Plan[Raw]:
+        after = yield from super()._after(before)
         identity, old = after["_id"], derivation(self.was).gathers
         new = [rule for rule in derivation(self.entry).gathers if rule not in old]
         if new:
             yield from guard_arrivals(self.entry, new, [after])
-            values = yield from recompute(new, [identity], server, documents=[after])
+            values = yield from recompute(new, [identity], (yield from server_facts()), documents=[after])
             refuse_unfit(new, values[freeze(identity)])
             for path, value in values[freeze(identity)].items():
                 put(after, path, value)
@@ -152,15 +151,15 @@ class ChangeKind(Replace[D]):
         self.prepared = bool(self.batch.notes)
         return after
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
-        after = yield from super().body(graph, server, ledger)
+    def apply(self, changes: Changes) -> Plan[Raw]:
+        after = yield from super().apply(changes)
         keys = [after["_id"]]
         entered = self._entered()
         for rule in self.entry.answering("after_insert"):
             if rule in entered:
-                yield from rule.after_insert(self.batch, None, ledger)
+                yield from rule.after_insert(self.batch, None, changes)
         for rule in self.was.answering("after_delete"):
             if rule not in self.entry.rules:
-                yield from rule.after_delete(keys, ledger)
-        yield from follow_references(self.was, self._left(self.was.feeding(CopyRule)), [after], ledger)
+                yield from rule.after_delete(keys, changes)
+        yield from follow_references(self.was, self._left(self.was.feeding(CopyRule)), [after], changes)
         return after

@@ -11,21 +11,19 @@ from treadle.engine.inserts import refuse_group
 from treadle.engine.pipelines import derivation
 from treadle.engine.references import compute_formulas, fill_own, require_filled
 from treadle.engine.validation import as_written, require_readable
-from treadle.engine.work import Work
 from treadle.errors import TreadleError
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import Selector, Write
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, replace_one
-from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import has, put, value_at
 
 D = TypeVar("D", bound=Document)
 
 
-class Replace(Work[D]):
+class Replace(Write[D]):
     """A whole document, except for what Treadle maintains in it."""
 
     entry: ModelEntry[D]
@@ -42,25 +40,28 @@ class Replace(Work[D]):
         # An assignment to a field is not validated by itself.
         require_readable(entry, self.raw, "this would store")
         self.unchanged = unchanged(entry, self.raw)
-        self._result = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
+        self._result = crud.as_stored(entry, document, self.raw, altered) if self._is_plain else document
 
     @property
-    def alone(self) -> bool:
+    def _is_plain(self) -> bool:
         return self.entry.plain and self.was.plain
+
+    def command(self) -> Plan[Raw] | None:
+        return self._replace_alone() if self._is_plain else None
 
     def _filter(self) -> Raw:
         """The filter for the document as it is said to be stored."""
         return {**by_id(self.raw["_id"]), **self.was.targets.exact.filter()}
 
     @property
-    def looked_for(self) -> Raw:
-        return self._filter()
+    def selector(self) -> Selector:
+        return Selector(self.entry, self._filter())
 
     def _refusal(self) -> Plan[TreadleError]:
         """The error where there is no such document."""
         return (yield from why_not(self.entry, self._filter(), self.raw["_id"], self.unchanged, "replaced"))
 
-    def direct(self) -> Plan[Raw]:
+    def _replace_alone(self) -> Plan[Raw]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.raw], entry):
             result = yield from replace_one(entry.collection, self._filter(), self.raw)
@@ -68,13 +69,13 @@ class Replace(Work[D]):
             raise (yield from self._refusal())
         return self.raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
+    def apply(self, changes: Changes) -> Plan[Raw]:
         entry, identity = self.entry, self.raw["_id"]
         before = yield from find_one(entry.collection, {**self._filter(), **self.unchanged})
         if before is None:
             raise (yield from self._refusal())
         yield from self._check(before)
-        after = yield from self._after(before, server)
+        after = yield from self._after(before)
         yield from stamp(entry, [after], new=False)
         if derivation(entry).fills:
             yield from fill_own(entry, [(before, after)])
@@ -89,7 +90,7 @@ class Replace(Work[D]):
         if derivation(entry).formulas:
             (after,) = yield from compute_formulas(entry, [identity])
             require_filled(entry, [(before, after)], derivation(entry).formulas)
-        yield from ledger.add(entry, [(before, after)])
+        yield from changes.add(entry, [(before, after)])
         return after
 
     def _kept(self) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Replace(Work[D]):
             rule.before_replace(before, self.raw)
         yield from ()
 
-    def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
+    def _after(self, before: Raw) -> Plan[Raw]:
         """The new document, with what is maintained in the stored one kept."""
         after = copy.deepcopy(self.raw)
         for path, owned in self.entry.owned.items():
@@ -114,7 +115,7 @@ class Replace(Work[D]):
         yield  # pragma: no cover
 
     def result(self, outcome: Raw) -> D:
-        return self._result if self.alone else as_written(self.entry, outcome)
+        return self._result if self._is_plain else as_written(self.entry, outcome)
 
 
 def _replace_keeping(

@@ -21,14 +21,12 @@ from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.references import fill_own
 from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import lower_documents, upgrade_stored
-from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import Write
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_many
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, server_facts, update_many
 from treadle.query.filters import clean
 from treadle.query.keys import freeze
 from treadle.query.paths import put
@@ -53,16 +51,16 @@ def burying(entry: ModelEntry[Any]) -> list[Raw]:
     return [{"$set": {require_tombstone(entry, "delete"): "$$NOW", **stamps}}]
 
 
-def bury(entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[dict[Any, Raw]]:
+def bury(entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes) -> Plan[dict[Any, Raw]]:
     """Take documents that were just read for deleted; by frozen id what is stored now."""
     keys = [each["_id"] for each in befores]
     yield from update_many(entry.collection, {"_id": {"$in": keys}, **entry.targets.filter()}, burying(entry))
     afters = yield from by_ids(entry.collection, keys)
-    yield from ledger.add(entry, [(each, afters.get(freeze(each["_id"]))) for each in befores])
+    yield from changes.add(entry, [(each, afters.get(freeze(each["_id"]))) for each in befores])
     return afters
 
 
-class Restore(Work[D | None]):
+class Restore(Write[D | None]):
     """A deleted document as it was, with what it holds of others as that is now."""
 
     entry: ModelEntry[D]
@@ -72,7 +70,7 @@ class Restore(Work[D | None]):
         self.path = require_tombstone(entry, "restore")
         self.filter = {**by_id(entry.identity(identity)), **entry.deleted.filter()}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
+    def apply(self, changes: Changes) -> Plan[Raw | None]:
         before = yield from find_one(self.entry.collection, self.filter)
         if before is None:
             return None
@@ -84,6 +82,7 @@ class Restore(Work[D | None]):
         if derived.gathers:
             # Sources that came meanwhile did not find it, as if it were new.
             yield from guard_arrivals(entry, derived.gathers, [after])
+            server = yield from server_facts()
             values = yield from recompute(derived.gathers, [key], server, documents=[after])
             refuse_unfit(derived.gathers, values[freeze(key)])
             for path, value in values[freeze(key)].items():
@@ -92,7 +91,7 @@ class Restore(Work[D | None]):
             yield from fill_own(entry, [(before, after)])
         notes = {}
         for rule in entry.answering("before_restore"):
-            notes[rule] = yield from rule.before_restore(after, ledger)
+            notes[rule] = yield from rule.before_restore(after, changes)
         sets = {**changed_fields(before, after), **stamp_expressions(touches_of(entry, new=False)), **BUMP}
         with crud.translated(entry.model.__name__, [after], entry):
             stored = yield from find_one_and_update(
@@ -100,9 +99,9 @@ class Restore(Work[D | None]):
             )
         if stored is not None:
             yield from lower_documents(entry, [key])
-            yield from ledger.add(entry, [(before, stored)])
+            yield from changes.add(entry, [(before, stored)])
             for rule, note in notes.items():
-                yield from rule.after_restore(note, ledger)
+                yield from rule.after_restore(note, changes)
         return stored
 
     def result(self, outcome: Raw | None) -> D | None:

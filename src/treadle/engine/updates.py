@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import bson
@@ -20,13 +20,12 @@ from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.references import fill_own
 from treadle.engine.validation import as_written, require_valid
 from treadle.engine.version_upgrade import check_lowering, lower_stored, upgrade_stored, upgraded
-from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import PartlyDone
 from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.gather import GatherRule
-from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import ChunkedWrite, Write, confined
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.document import Document
 from treadle.plan import (
@@ -39,9 +38,9 @@ from treadle.plan import (
     find_one,
     find_one_and_update,
     is_inside,
+    server_facts,
     update_many,
 )
-from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import translate_update
 from treadle.query.attributes import sorting_stages, sorts_by_attribute
 from treadle.query.filters import Sort, parse_filter, sort_keys
@@ -73,8 +72,6 @@ class _Update:
     entry: ModelEntry[Any]
     filter: Raw
     update: Any
-    # Whether its filter was seen to match a document of an older version.
-    meets_older = False
 
     def _prepare(
         self, entry: ModelEntry[Any], update: Any, array_filters: Sequence[Any] | None = None
@@ -89,40 +86,33 @@ class _Update:
         )
 
     @property
-    def alone(self) -> bool:
+    def _is_plain(self) -> bool:
+        """Whether nothing follows from it."""
         followed = self.followed or may_upgrade(self.entry)
-        return self.sure and not self.meets_older and not followed and not self.entry.versions.writes_older
+        return self.sure and not followed and not self.entry.versions.writes_older
 
     def _translated(self) -> AbstractContextManager[None]:
         sent = [self.filter, {"update": self.update}]
         return crud.translated(self.entry.model.__name__, sent, translate=translate_update)
 
-    @contextmanager
-    def _noting_older(self) -> Generator[None]:
-        try:
-            yield
-        except NotAlone:
-            self.meets_older = True
-            raise
-
     def _apply(
         self,
         befores: Sequence[Raw],
         write: Callable[[list[Any], list[Any]], Plan[dict[Any, Raw]]],
-        server: Capabilities,
-        ledger: Changes,
+        changes: Changes,
     ) -> Plan[list[Raw]]:
         """Update documents that were just read, and note the changes; the documents after."""
         entry, keys, older = self.entry, [each["_id"] for each in befores], self.entry.versions.writes_older
         # Before is what was stored, in whichever version.
         stored = befores
         if older:
-            check_lowering(entry, server)
+            check_lowering(entry, (yield from server_facts()))
         stale: list[Any] = []
         if entry.versions.is_versioned:
             # These met the filter as they were stored, whether or not they do in the current version.
             stale = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
             if stale:
+                server = yield from server_facts()
                 server.require_transactions(f"an update of an outdated {entry.model.__name__}")
             befores = yield from upgrade_stored(entry, befores)
         if older:
@@ -132,13 +122,13 @@ class _Update:
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
         if not self.sure or any(derivation(each).formulas for each in entry.related):
-            yield from require_valid(entry, befores, final, ledger)
+            yield from require_valid(entry, befores, final, changes)
         yield from lower_stored(entry, final)
-        yield from ledger.add(entry, zip(stored, final, strict=True))
+        yield from changes.add(entry, zip(stored, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
 
 
-class UpdateOneDocument(_Update, Work[D | None]):
+class UpdateOneDocument(_Update, Write[D | None]):
     """An update of one document, which somebody may have to follow."""
 
     def __init__(
@@ -162,16 +152,19 @@ class UpdateOneDocument(_Update, Work[D | None]):
         if self.parsed.array_filters is not None:
             self.options["array_filters"] = self.parsed.array_filters
 
-    def direct(self) -> Plan[Raw | None]:
-        with self._translated(), self._noting_older():
+    def command(self) -> Plan[Raw | None] | None:
+        return self._update_alone() if self._is_plain and not self._by_attribute else None
+
+    def _update_alone(self) -> Plan[Raw | None]:
+        with self._translated():
             raw = yield from crud.update_one_raw(
                 self.entry, self.filter, self.update, self.sort, after=self.returns == "after", **self.options
             )
         return raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
+    def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry
-        maintains = any(rule.needs_before or ledger.joined for each in entry.related for rule in each.rules)
+        maintains = any(rule.needs_before or changes.joined for each in entry.related for rule in each.rules)
         followed = (
             maintains or entry.feeding(GatherRule) or entry.versions.is_versioned or self.returns == "before"
         )
@@ -179,11 +172,11 @@ class UpdateOneDocument(_Update, Work[D | None]):
         followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
         followed = followed or not self.sure
         if not followed:
-            return (yield from self._without_before(ledger))
+            return (yield from self._without_before(changes))
         before = yield from self._first()
         if before is None:
             return None
-        return (yield from self.update_found(before, server, ledger))
+        return (yield from self.update_found(before, changes))
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
@@ -194,13 +187,9 @@ class UpdateOneDocument(_Update, Work[D | None]):
         rows = yield from aggregate(self.entry.collection, stages)
         return rows[0] if rows else None
 
-    @property
-    def alone(self) -> bool:
-        return super().alone and not self._by_attribute
-
-    def update_found(self, before: Raw, server: Capabilities, ledger: Changes) -> Plan[Raw | None]:
+    def update_found(self, before: Raw, changes: Changes) -> Plan[Raw | None]:
         """Update the document that was just read."""
-        afters = yield from self._apply([before], self._write, server, ledger)
+        afters = yield from self._apply([before], self._write, changes)
         if not afters or self.returns == "after":
             return afters[0] if afters else None
         return (yield from upgraded(self.entry, [before]))[0]
@@ -219,7 +208,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
             return []
         return [named]
 
-    def _without_before(self, ledger: Changes) -> Plan[Raw | None]:
+    def _without_before(self, changes: Changes) -> Plan[Raw | None]:
         """An update that nobody has to know the former state of: there are copies at most, which may stay."""
         with self._translated():
             recorded = any(each.rules for each in self.entry.related)
@@ -235,10 +224,10 @@ class UpdateOneDocument(_Update, Work[D | None]):
         if raw is None:
             return None
         if sets is None:
-            yield from ledger.add(self.entry, [(NOT_READ, raw)])
+            yield from changes.add(self.entry, [(NOT_READ, raw)])
             return raw
         after = {**raw, **sets}
-        yield from ledger.add(self.entry, [(raw, after)])
+        yield from changes.add(self.entry, [(raw, after)])
         return after
 
     def result(self, outcome: Raw | None) -> D | None:
@@ -258,7 +247,7 @@ def _plain_sets(update: Any) -> Raw | None:
     return bson.decode(bson.encode(sets, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
 
 
-class UpdateEach(_Update, Work[list[Raw | None]]):
+class UpdateEach(_Update, Write[list[Raw | None]]):
     """Updates of single documents by their ids, in one round of commands."""
 
     def __init__(self, updates: Sequence[UpdateOneDocument[Any]]) -> None:
@@ -267,11 +256,11 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
         self.filter, self.update = {}, [each.update for each in updates]
         self.sure = all(each.sure for each in updates)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[list[Raw | None]]:
+    def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
         keys = distinct(key for each in self.updates for key in each.key)
         befores = list((yield from by_ids(self.entry.collection, keys)).values())
         found = [each for each in befores if self.entry.holds(each)]
-        afters = (yield from self._apply(found, self._write, server, ledger)) if found else []
+        afters = (yield from self._apply(found, self._write, changes)) if found else []
         by_key = {freeze(each["_id"]): each for each in afters}
         return [by_key.get(freeze(each.key[0])) for each in self.updates]
 
@@ -281,7 +270,7 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
         return (yield from by_ids(self.entry.collection, keys))
 
 
-class UpdateManyDocuments(_Update, ChunkedWork):
+class UpdateManyDocuments(_Update, ChunkedWrite):
     """An update of the documents of one chunk."""
 
     def __init__(self, entry: ModelEntry[Any], filter: Any, update: Any) -> None:
@@ -289,19 +278,21 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         self._prepare(entry, update)
         self.filter = parse_filter(entry.field_paths, filter)
 
+    def command(self) -> Plan[int] | None:
+        return self._update_alone() if self._is_plain and self.keys is None and not self._collides else None
+
     @property
-    def alone(self) -> bool:
-        """Not where documents may be refused for a value that another has: a chunk is done as a whole."""
+    def _collides(self) -> bool:
+        """Whether documents may be refused for a value that another has: then a chunk is done as a whole."""
         touched = self.parsed.touched
         unique = self.entry.once("unique paths", lambda: _unique_paths(self.entry))
-        collides = bool(unique) and (
+        return bool(unique) and (
             touched is None or any(overlap(each, path) for each in touched for path in unique)
         )
-        return super().alone and not collides
 
-    def direct(self) -> Plan[int]:
+    def _update_alone(self) -> Plan[int]:
         whole = yield from is_inside()
-        with self._translated(), self._noting_older():
+        with self._translated():
             try:
                 return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
             except WriteError as error:
@@ -316,17 +307,17 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         """Raises where the server refuses the update for what it is, whatever it would be done to."""
         yield from update_many(self.entry.collection, {"_id": {"$in": []}}, self.update)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[int]:
-        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
+    def apply(self, changes: Changes) -> Plan[int]:
+        befores = yield from find(self.entry.collection, confined(self.filter, self.keys))
         if befores:
-            yield from self._apply(befores, self._write, server, ledger)
+            yield from self._apply(befores, self._write, changes)
         return len(befores)
 
     def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
         as_found = {freeze(key) for key in stale}
         others = [key for key in keys if freeze(key) not in as_found]
         if others:
-            yield from update_many(self.entry.collection, only(self.filter, others), self.update)
+            yield from update_many(self.entry.collection, confined(self.filter, others), self.update)
         if stale:
             yield from update_many(self.entry.collection, {"_id": {"$in": stale}}, self.update)
         return (yield from by_ids(self.entry.collection, keys))

@@ -12,19 +12,17 @@ from typing import Any, TypeVar
 from treadle.engine import crud
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
-from treadle.engine.protocol import WriteProtocol
 from treadle.engine.updates import UpdateOneDocument
 from treadle.engine.validation import as_written, require_readable
-from treadle.engine.work import Work
+from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.operations import Upserted
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, find_one, is_inside
-from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
@@ -35,7 +33,7 @@ UPSERT_ATTEMPTS_MAX = 20
 D = TypeVar("D", bound=Document)
 
 
-class Upsert(Work[Upserted[D]]):
+class Upsert(Write[Upserted[D]]):
     """An update of the document that matches, or the insert of a new one.
 
     The filter finds documents of the model that was asked for, of whichever kind; `inserted` is the
@@ -57,28 +55,28 @@ class Upsert(Work[Upserted[D]]):
         # The new document must be unique among those of its own kind.
         require_unique(inserted, crud.which(inserted, by_filter), self.insert.batch.raws[0])
 
-    @property
-    def alone(self) -> bool:
-        return self._update.alone and self.insert.alone
+    def command(self) -> Plan[Raw] | None:
+        update, insert = self._update.command(), self.insert.command()
+        return None if update is None or insert is None else self._upsert_alone(update, insert)
 
-    def reveal(self) -> list[Any]:
-        return self.insert.reveal() if self.created else []
+    def publish(self) -> list[Any]:
+        return self.insert.publish() if self.created else []
 
-    def direct(self) -> Plan[Raw]:
-        raw = yield from self._update.direct()
+    def _upsert_alone(self, update: Plan[Raw | None], insert: Plan[list[Raw]]) -> Plan[Raw]:
+        raw = yield from update
         self.created = raw is None
         if raw is None:
-            (raw,) = yield from self.insert.direct()
+            (raw,) = yield from insert
         return raw
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
+    def apply(self, changes: Changes) -> Plan[Raw]:
         before = yield from find_one(self.entry.collection, self._update.filter)
         self.created = before is None
         raw: Raw | None = None
         if before is not None:
-            raw = yield from self._update.update_found(before, server, ledger)
+            raw = yield from self._update.update_found(before, changes)
         if raw is None:
-            (raw,) = yield from self.insert.body(graph, server, ledger)
+            (raw,) = yield from self.insert.apply(changes)
         return raw
 
     def result(self, outcome: Raw) -> Upserted[D]:
@@ -87,16 +85,16 @@ class Upsert(Work[Upserted[D]]):
         return Upserted(as_written(self.entry, outcome), False)
 
 
-def upsert(protocol: WriteProtocol, work: Upsert[D]) -> Plan[Upserted[D]]:
+def upsert(write_path: WritePath, work: Upsert[D]) -> Plan[Upserted[D]]:
     """Perform an upsert; whoever comes second meets the unique index and updates."""
     for _ in range(UPSERT_ATTEMPTS_MAX - 1):
         try:
-            return (yield from protocol.write(work))
+            return (yield from write_path.execute(work))
         except DuplicateKey as error:
             # Inside a transaction of the caller the server has ended it; an archived document is not updated.
             if "archive" in (error.details or {}) or (yield from is_inside()):
                 raise
-    return (yield from protocol.write(work))
+    return (yield from write_path.execute(work))
 
 
 def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:

@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 def require_valid(
-    entry: ModelEntry[Any], befores: Sequence[Raw], afters: Sequence[Raw], ledger: Changes
+    entry: ModelEntry[Any], befores: Sequence[Raw], afters: Sequence[Raw], changes: Changes
 ) -> Plan[None]:
     """Refuse documents, written but not committed, that could not be read; undone without a transaction.
 
@@ -38,7 +38,7 @@ def require_valid(
         try:
             require_readable(entry, after, "the update would leave", by_key.get(freeze(after["_id"])))
         except DataError:
-            if not ledger.transactional:
+            if not changes.transactional:
                 yield from _undo(entry, befores, afters)
             raise
 

@@ -2,7 +2,7 @@
 
 A handle of the Store looks up the rule that the caller named, asks it for its
 calls, and runs the plans that these return. Rules are given the Store's
-`WriteProtocol`; it is `Any` here, because its room comes after this one.
+`WritePath`; it is `Any` here, because its room comes after this one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ArrayRule(NamedRule):
             code="array-unknown",
         )
 
-    def calls(self, protocol: Any, id: Any) -> ArrayCalls:
+    def calls(self, write_path: Any, id: Any) -> ArrayCalls:
         """The calls on the array of one document."""
         raise NotImplementedError  # pragma: no cover
 
@@ -142,7 +142,7 @@ class CounterRule(NamedRule):
             code="counter-unknown",
         )
 
-    def calls(self, protocol: Any) -> CounterCalls:
+    def calls(self, write_path: Any) -> CounterCalls:
         """The calls on this counter."""
         raise NotImplementedError  # pragma: no cover
 
@@ -214,7 +214,7 @@ class CounterCalls(Protocol):
 class HierarchyRule(Rule):
     """A tree over the documents of a model."""
 
-    def calls(self, protocol: Any) -> TreeCalls[Any]:
+    def calls(self, write_path: Any) -> TreeCalls[Any]:
         """The calls on the tree."""
         raise NotImplementedError  # pragma: no cover
 
@@ -268,7 +268,7 @@ class TreeCalls(Protocol[D]):
 class PastRule(Rule):
     """The states that the documents of a model had."""
 
-    def calls(self, protocol: Any, entry: ModelEntry[Any]) -> PastCalls[Any]:
+    def calls(self, write_path: Any, entry: ModelEntry[Any]) -> PastCalls[Any]:
         """The calls on former states, of the kind that is asked for."""
         raise NotImplementedError  # pragma: no cover
 
@@ -294,7 +294,7 @@ class PastCalls(Protocol[D]):
 class RestoringRule(Rule):
     """Documents that were taken away, and can be brought back."""
 
-    def restore(self, protocol: Any, id: Any) -> Plan[Any]:
+    def restore(self, write_path: Any, id: Any) -> Plan[Any]:
         """Bring a document back; the document, or None where it is not among those taken away."""
         raise NotImplementedError  # pragma: no cover
 
@@ -319,7 +319,7 @@ def moving_of(entry: ModelEntry[Any]) -> MovingRule:
 class RelatingRule(Rule):
     """Documents of one collection that name each other."""
 
-    def related(self, protocol: Any, id: Any, filter: Any, sort: Any, limit: int | None) -> PageReader[Any]:
+    def related(self, write_path: Any, id: Any, filter: Any, sort: Any, limit: int | None) -> PageReader[Any]:
         """What reads a document and all that belongs to it."""
         raise NotImplementedError  # pragma: no cover
 

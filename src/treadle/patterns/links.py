@@ -16,7 +16,7 @@ from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.pages import by_ids
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.calls import RelatingRule
 from treadle.graph.changes import Before, Change, Changes
@@ -89,12 +89,12 @@ class LinksRule(RelatingRule):
             )
 
     def related(
-        self, protocol: WriteProtocol, id: Any, filter: Any, sort: Any, limit: int | None
+        self, write_path: WritePath, id: Any, filter: Any, sort: Any, limit: int | None
     ) -> PageReader[Any]:
         key = self.target.identity(id)
         belongs: Raw = {"$or": [{"_id": {"$eq": key}}, {self.field: {"$eq": key}}]}
         chosen = belongs if filter is None else {"$and": [belongs, filter]}
-        reader = DocumentLayout(self.target, protocol).reader(chosen, sort, 0, limit)
+        reader = DocumentLayout(self.target, write_path).reader(chosen, sort, 0, limit)
         return reader.in_pages_of(RELATED_PAGE)
 
     def _linked(self, image: Before) -> dict[Any, Any]:

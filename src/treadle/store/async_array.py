@@ -23,7 +23,7 @@ class AsyncArray:
 
     def __init__(self, store: AsyncWriter, entry: ModelEntry[Any], field: str, id: Any) -> None:
         self._store = store
-        self._calls = rule_named(entry, ArrayRule, field).calls(store.protocol, id)
+        self._calls = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
 
     @property
     def ignored(self) -> int:

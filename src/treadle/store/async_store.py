@@ -149,7 +149,7 @@ class AsyncStore(AsyncOperations):
         """
         done = await self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
         if not dry_run:
-            self.protocol.index_check.clear()
+            self.write_path.index_check.clear()
         return done
 
     async def index_ready(self) -> list[Action]:
@@ -253,7 +253,7 @@ class AsyncStore(AsyncOperations):
         refused. Any other goes on, and `BulkFailed` lists the refused ones.
         """
         return await self._write(
-            BulkWrite(self.protocol, self._named, operations, ordered).perform(), session
+            BulkWrite(self.write_path, self._named, operations, ordered).perform(), session
         )
 
     def _named(self, operation: Any) -> Layout[Any]:

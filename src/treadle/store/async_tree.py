@@ -72,7 +72,7 @@ class AsyncTreeHandle(Generic[D]):
 
     def __init__(self, store: AsyncWriter, model: type[D]) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol)
+        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
 
     # -- reading ----------------------------------------------------------------------
 

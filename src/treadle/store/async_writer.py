@@ -16,13 +16,13 @@ from treadle import upkeep
 from treadle.engine.document_layout import layout_of
 from treadle.engine.indexes import check_sharded
 from treadle.engine.lease import let_go
-from treadle.engine.protocol import WriteProtocol
-from treadle.engine.work import Work
+from treadle.engine.write_path import WritePath
 from treadle.errors import TreadleError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
+from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.plan import Call, Failed, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
@@ -51,9 +51,9 @@ class AsyncWriter:
         # How long a call may take whose caller set no deadline.
         self._seconds = common.call_seconds(database, timeout)
         self.graph = Graph(models, write_versions, limits)
-        self.protocol = WriteProtocol(self.graph)
+        self.write_path = WritePath(self.graph)
         self._layouts: dict[type[Document], Layout[Any]] = {
-            entry.model: layout_of(entry, self.protocol) for entry in self.graph.entries.values()
+            entry.model: layout_of(entry, self.write_path) for entry in self.graph.entries.values()
         }
         check_sharded(self.graph)
         self.runner = AsyncRunner(
@@ -174,16 +174,16 @@ class AsyncWriter:
         with deadline.within(self._seconds), common.encoding():
             return await self.runner.run(plan, answers=answers)
 
-    async def _share(self, work: Work[Any], alone: bool, session: Session) -> Any:
+    async def _share(self, work: Write[Any], alone: bool, session: Session) -> Any:
         """The outcome of a work, committed with those of others who come at the same time."""
         if session is None and not alone:
             return await self._combiner.perform(work)
         (outcome,) = await self._commit([work], session)
         return outcome
 
-    async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
+    async def _commit(self, works: Sequence[Write[Any]], session: Session = None) -> list[Any]:
         inside = session is not None and session.in_transaction
-        return await self.runner.run(self.protocol.commit(works, inside=inside), session)
+        return await self.runner.run(self.write_path.commit(works, inside=inside), session)
 
     @asynccontextmanager
     async def _owning(self) -> AsyncGenerator[str]:
@@ -245,7 +245,7 @@ class AsyncWriter:
                     raise
                 return
             self._learn(found)
-            self.protocol.forget_server()
+            self.write_path.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description
             primaries = common.primaries(topology)
@@ -262,7 +262,7 @@ class AsyncWriter:
         if self._known is None:
             await self._look()
         self._recovered = True
-        return await self.runner.run(self.protocol.recover())
+        return await self.runner.run(self.write_path.recover())
 
     async def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from treadle.engine.commit import Commit
+from treadle.engine import write_path
 from treadle.engine.groups import differing, keys_found
 from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.recompute import Recomputation
@@ -208,5 +208,5 @@ def mend(
             if rule not in without:
                 changed += yield from salvage(rule.place.label, rule.target.collection, some, rule.repair)
         if Recomputation.of(entry, None, without).rules:
-            changed += yield from Commit(graph, server).mend(entry, some, without)
+            changed += yield from write_path.repair(graph, server, entry, some, without)
     return distinct(changed)

@@ -158,15 +158,15 @@ def test_events_that_come_during_a_flush_wait_for_the_next(database):
     store.insert(Product(id=1))
     counter = store.counter(Product, "views")
     counter.add(1, 3)
-    write = store.protocol.write
+    write = store.write_path.execute
 
     def slow(work: Any, **options: Any) -> Any:
         counter._append(1)
         return write(work, **options)
 
-    store.protocol.write = slow  # type: ignore[method-assign]
+    store.write_path.execute = slow  # type: ignore[method-assign]
     counter.flush()
-    store.protocol.write = write  # type: ignore[method-assign]
+    store.write_path.execute = write  # type: ignore[method-assign]
     assert (3, {1: 1}) == (stored(database, "views"), counter.pending())
     assert 4 == counter.read(1, exact=True)
 

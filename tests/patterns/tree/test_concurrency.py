@@ -34,9 +34,9 @@ from tests.patterns.tree.forest import (
     tree_of,
 )
 from treadle import AsyncStore, DataError, Document, Store, UsageError
-from treadle.engine.commit import Commit
 from treadle.engine.deletes import DeleteOneDocument
-from treadle.engine.inserts import Insert, Work
+from treadle.engine.inserts import Insert
+from treadle.graph.write import Write
 from treadle.patterns.tree import fields, placing, state
 from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.removes import Remove
@@ -53,11 +53,11 @@ REFUSALS = {
 class Side:
     """One of two writers: its plan in a transaction of its own."""
 
-    def __init__(self, store: Store, work: Work[Any]) -> None:
+    def __init__(self, store: Store, work: Write[Any]) -> None:
         self.store, self.work = store, work
         self.session = store.runner.database.client.start_session()
         self.session.start_transaction(**common.TRANSACTION_OPTIONS)
-        self.plan = Commit(store.graph, store._capabilities()).inside(work)
+        self.plan = store.write_path.commit([work], inside=True)
         self.command: Any = None
         self.begun = self.ended = self.conflicted = False
         self.refused: str | None = None
@@ -111,7 +111,7 @@ class Side:
         self.session.end_session()
         if self.conflicted:
             try:
-                self.store.runner.run(self.store.protocol.write(self.work))
+                self.store.runner.run(self.store.write_path.execute(self.work))
             except (DataError, UsageError) as error:
                 assert error.code in REFUSALS, error
                 self.refused = error.code
@@ -121,7 +121,7 @@ def permute(
     client: Any,
     database: Any,
     model: type[Document],
-    pair: Callable[[Any, Any], list[Work[Any]]],
+    pair: Callable[[Any, Any], list[Write[Any]]],
     stride: int = 1,
 ) -> list[tuple[Any, list[str | None]]]:
     """Run a pair of writes in many orders; the trees that came of it, with who was refused."""
@@ -157,39 +157,39 @@ def placed(entry: Any, name: str, parent: Any) -> Insert[Any]:
     return Insert(entry, [entry.model(name=name)], {entry.rules[0]: [parent]})
 
 
-def moves_into_each_other(entry: Any, ids: Any) -> list[Work[Any]]:
+def moves_into_each_other(entry: Any, ids: Any) -> list[Write[Any]]:
     return [Move(tree_of(entry), ids["a"], ids["b1"]), Move(tree_of(entry), ids["b"], ids["a2"])]
 
 
-def insert_and_remove(entry: Any, ids: Any) -> list[Work[Any]]:
+def insert_and_remove(entry: Any, ids: Any) -> list[Write[Any]]:
     return [placed(entry, "new", ids["leaf"]), Remove(tree_of(entry), ids["leaf"])]
 
 
-def insert_and_delete(entry: Any, ids: Any) -> list[Work[Any]]:
+def insert_and_delete(entry: Any, ids: Any) -> list[Write[Any]]:
     return [placed(entry, "new", ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
 
 
-def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Work[Any]]:
+def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Write[Any]]:
     return [placed(entry, "new", ids["a2"]), Remove(tree_of(entry), ids["a"], "subtree")]
 
 
-def insert_below_what_moves(entry: Any, ids: Any) -> list[Work[Any]]:
+def insert_below_what_moves(entry: Any, ids: Any) -> list[Write[Any]]:
     return [placed(entry, "new", ids["a2"]), Move(tree_of(entry), ids["a"], ids["b"])]
 
 
-def insert_below_what_is_lifted(entry: Any, ids: Any) -> list[Work[Any]]:
+def insert_below_what_is_lifted(entry: Any, ids: Any) -> list[Write[Any]]:
     return [placed(entry, "new", ids["a1"]), Remove(tree_of(entry), ids["a1"], "lift")]
 
 
-def move_out_of_what_goes(entry: Any, ids: Any) -> list[Work[Any]]:
+def move_out_of_what_goes(entry: Any, ids: Any) -> list[Write[Any]]:
     return [Move(tree_of(entry), ids["a1"], ids["b"]), Remove(tree_of(entry), ids["a"], "subtree")]
 
 
-def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Work[Any]]:
+def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Write[Any]]:
     return [Move(tree_of(entry), ids["a"], ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
 
 
-def same_segment_twice(entry: Any, ids: Any) -> list[Work[Any]]:
+def same_segment_twice(entry: Any, ids: Any) -> list[Write[Any]]:
     return [placed(entry, "a1", ids["b"]), Move(tree_of(entry), ids["a1"], ids["b"])]
 
 
@@ -365,5 +365,5 @@ def test_inserts_that_share_a_commit_keep_their_own_parents(database):
     root = store.insert(Parented(name="root"))
     entry = store.graph.entry(Parented)
     works = [placed(entry, "said", root.id), Insert(entry, [Parented(name="held", parent_id=root.id)])]
-    store.runner.run(store.protocol.commit(works))
+    store.runner.run(store.write_path.commit(works))
     assert {"said", "held"} == {each.name for each in store.tree(Parented).children(root.id)}

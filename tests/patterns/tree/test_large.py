@@ -48,7 +48,7 @@ REWRITING = [Array, Pathed, PathedUp, Turning, Counted]
 def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
     """Only the first transaction of a large move; the token of the pending rest."""
     work = Move(tree_of(store.graph.entry(model)), node, parent)
-    store.runner.run(store.protocol.write(work))
+    store.runner.run(store.write_path.execute(work))
     assert work.token is not None
     return store.runner.run(state.pending(tree_of(store.graph.entry(model))))["token"]
 
@@ -333,7 +333,7 @@ def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, m
     ids = plant(store, model, SHAPE)
     tree, inner = store.tree(model), tree_of(store.graph.entry(model))
     work = Remove(tree_of(store.graph.entry(model)), ids["x"], "lift")
-    store.runner.run(store.protocol.write(work))
+    store.runner.run(store.write_path.execute(work))
     assert work.token is not None
     count, pace, ended = 0, Pace(2), False
     while not ended:

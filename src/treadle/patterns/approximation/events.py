@@ -17,16 +17,14 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 
-from treadle.engine.work import Work
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import Sums, Waiting
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
+from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import LEDGER, apply, culprits, plain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find, insert_one, transact
-from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
 # Attempts at a write that met another writer or lost its connection.
@@ -102,7 +100,7 @@ def _is_numbered(identity: Any) -> bool:
     return isinstance(identity, dict) and list(identity) == ["w", "n", "t"]
 
 
-class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
+class Drain(Write[tuple[int, dict[Any, Any], dict[Any, Any]]]):
     """A part of the buffered events, added and deleted: how many, the sums, and what could not be added."""
 
     shows_document = False
@@ -117,7 +115,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         self.events_max = COUNTER_EVENTS_AGAIN_MAX if self.left_out else limits.counter_events_max
         self.sums: dict[Any, Any] = {}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Any]:
+    def apply(self, changes: Changes) -> Plan[Any]:
         events = yield from find(
             self.rule.buffer_collection, WELL_FORMED, sort=[("_id", 1)], limit=self.events_max
         )
@@ -138,7 +136,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         # Deleted first, so that two flushers meet before either has added anything.
         yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": [each["_id"] for each in taken]}})
         yield from _note_moved(taken)
-        missing = yield from apply(self.rule, sums, ledger)
+        missing = yield from apply(self.rule, sums, changes)
         return len(taken), sums, self.rule.joined([missing, refused])
 
 

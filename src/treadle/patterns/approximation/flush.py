@@ -26,11 +26,10 @@ from treadle.engine.auto_fields import counted
 from treadle.engine.pages import by_ids
 from treadle.engine.updates import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
-from treadle.engine.work import Work
 from treadle.graph.calls import Sums
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.plan import (
@@ -42,7 +41,6 @@ from treadle.plan import (
     find_one_and_update,
     update_one,
 )
-from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import (
     BAD_VALUE,
     POISON,
@@ -64,7 +62,7 @@ INT_MAX = 2**63
 # -- adding to documents ------------------------------------------------------------------------
 
 
-def apply(rule: CounterFields, sums: Sums, ledger: Changes) -> Plan[dict[Any, Any]]:
+def apply(rule: CounterFields, sums: Sums, changes: Changes) -> Plan[dict[Any, Any]]:
     """Add amounts to their documents; those whose document does not exist."""
     entry = rule.target
     followed = concerns(entry, _written(rule)) or may_upgrade(entry)
@@ -83,7 +81,7 @@ def apply(rule: CounterFields, sums: Sums, ledger: Changes) -> Plan[dict[Any, An
         result = yield from bulk_write(entry.collection, operations[start : start + most], ordered=False)
         matched += result.matched_count
     if followed:
-        yield from _follow(entry, befores, ledger)
+        yield from _follow(entry, befores, changes)
     missing = (yield from _missing(rule, sums)) if matched < len(sums) else {}
     return {**missing, **stuck}
 
@@ -117,7 +115,7 @@ def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
         yield from bulk_write(rule.target.collection, operations, ordered=False)
 
 
-def _follow(entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes) -> Plan[None]:
+def _follow(entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes) -> Plan[None]:
     """Let formulas and other documents follow the new counts."""
     if not befores:
         return
@@ -126,7 +124,7 @@ def _follow(entry: ModelEntry[Any], befores: Sequence[Raw], ledger: Changes) -> 
     # Its own references are the same in another version, whatever their names were.
     own = [(after if entry.versions.is_outdated(before) else before, after) for before, after in pairs]
     finals = yield from follow_own(entry, own)
-    yield from ledger.add(entry, zip([before for before, _ in pairs], finals, strict=True))
+    yield from changes.add(entry, zip([before for before, _ in pairs], finals, strict=True))
 
 
 def _missing(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
@@ -178,7 +176,7 @@ def _named(rule: CounterFields, refusal: Raw) -> list[Any]:
 # -- from memory -----------------------------------------------------------------------------------
 
 
-class Flush(Work[dict[Any, Any]]):
+class Flush(Write[dict[Any, Any]]):
     """One batch of a writer; the amounts that could not be added."""
 
     shows_document = False
@@ -190,7 +188,7 @@ class Flush(Work[dict[Any, Any]]):
         self.writer = writer
         self.number = number
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[dict[Any, Any]]:
+    def apply(self, changes: Changes) -> Plan[dict[Any, Any]]:
         noted = {"$set": {"n": self.number}, "$currentDate": {"at": True}}
         before = yield from find_one_and_update(
             LEDGER, {"_id": self.writer}, noted, after=False, upsert=True, projection={"n": 1}
@@ -198,7 +196,7 @@ class Flush(Work[dict[Any, Any]]):
         if before is not None and before["n"] >= self.number:
             # It was committed after all. Which ids were missing is asked again.
             return (yield from _missing(self.rule, self.sums))
-        return (yield from apply(self.rule, self.sums, ledger))
+        return (yield from apply(self.rule, self.sums, changes))
 
 
 def was_added(writer: ObjectId, number: int) -> Plan[bool]:
@@ -210,7 +208,7 @@ def was_added(writer: ObjectId, number: int) -> Plan[bool]:
 # -- sampled -----------------------------------------------------------------------------------------
 
 
-class Sample(Work[bool]):
+class Sample(Write[bool]):
     """One event that stands for many; whether its document exists."""
 
     shows_document = False
@@ -221,24 +219,20 @@ class Sample(Work[bool]):
         self.sums = {key: n}
         self._alone = not (concerns(self.entry, _written(rule)) or may_upgrade(self.entry))
 
-    @property
-    def alone(self) -> bool:
-        return self._alone
+    def command(self) -> Plan[bool] | None:
+        return self._add(Changes()) if self._alone else None
 
-    def direct(self) -> Plan[bool]:
-        return (yield from self._add(Changes()))
+    def apply(self, changes: Changes) -> Plan[bool]:
+        return (yield from self._add(changes))
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[bool]:
-        return (yield from self._add(ledger))
-
-    def _add(self, ledger: Changes) -> Plan[bool]:
+    def _add(self, changes: Changes) -> Plan[bool]:
         if self._alone and not (self.rule.declared.upsert or speaks_of_current(self.entry)):
             ((key, n),) = self.sums.items()
             update = self.rule.increment(n)
             return bool(
                 (yield from update_one(self.entry.collection, self.rule.where(key), update)).matched_count
             )
-        return not (yield from apply(self.rule, self.sums, ledger))
+        return not (yield from apply(self.rule, self.sums, changes))
 
 
 # -- reading -------------------------------------------------------------------------------------------

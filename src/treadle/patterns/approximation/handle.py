@@ -9,7 +9,7 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.calls import Flushed, Sums, Waiting
 from treadle.patterns.approximation import events
@@ -33,9 +33,9 @@ COUNTER_AGAIN_CHUNK = 200
 class CounterHandle:
     """The counter of a model."""
 
-    def __init__(self, rule: CounterFields, protocol: WriteProtocol) -> None:
+    def __init__(self, rule: CounterFields, write_path: WritePath) -> None:
         self._rule = rule
-        self._protocol = protocol
+        self._write_path = write_path
         entry = rule.target
         others = [each for each in entry.rules if not isinstance(each, CounterFields)]
         if rule.declared.upsert and (others or entry.feeds):
@@ -59,7 +59,7 @@ class CounterHandle:
     def sample(self, key: Any, n: Any) -> Plan[dict[Any, Any]]:
         work = Sample(self._rule, key, n)
         try:
-            added = yield from self._protocol.write(work)
+            added = yield from self._write_path.execute(work)
         except (OperationFailure, OverflowError) as error:
             if not is_refusal(error):
                 raise
@@ -73,7 +73,7 @@ class CounterHandle:
         if self._rule.declared.buffer == "durable":
             # Only the number of the events was kept in memory.
             waiting.unfinished.clear()
-            commit = partial(self._protocol.write, combine=False)
+            commit = partial(self._write_path.execute, alone=True)
             yield from events.drain(self._rule, commit, partial(self._note, done))
             return
         collisions = 0
@@ -89,7 +89,7 @@ class CounterHandle:
                 continue
             work = Flush(self._rule, chunk.sums, waiting.writer, chunk.number)
             try:
-                missing = yield from self._protocol.write(work, combine=False)
+                missing = yield from self._write_path.execute(work, alone=True)
             except DuplicateKeyError:
                 # Another writer made the same document; the next attempt finds it.
                 collisions += 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from pymongo import UpdateOne
 
-from treadle.engine.commit import Commit
+from treadle.engine.write_path import commit_changes
 from treadle.graph.calls import Sums
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
@@ -86,9 +85,8 @@ def mend(graph: Graph, server: Capabilities, rule: CounterFields, keys: Sequence
     if rule.declared.buffer == "durable":
         moved: dict[Any, Any] = {}
 
-        def commit(work: Drain) -> Plan[Any]:
-            body = partial(work.body, graph, server)
-            return Commit(graph, server).follow(body)
+        def commit(write: Drain) -> Plan[Any]:
+            return commit_changes(graph, server, write.apply)
 
         def note(sums: Sums, unknown: Sums) -> None:
             moved.update(sums)

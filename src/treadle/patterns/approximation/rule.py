@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from pymongo import IndexModel
 
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.graph import graph_of
@@ -85,8 +85,8 @@ class ApproximateRule(CounterFields):
         # Two documents for one key would each hold a part of its count.
         return Storage(indexes=[(self.target, IndexModel([(self.by_path, 1)], unique=True))])
 
-    def calls(self, protocol: WriteProtocol) -> CounterHandle:
-        return CounterHandle(self, protocol)
+    def calls(self, write_path: WritePath) -> CounterHandle:
+        return CounterHandle(self, write_path)
 
     # -- proof and repair ----------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from treadle.engine.document_layout import DocumentLayout
-from treadle.engine.protocol import GIVE_WAY_MAX
-from treadle.engine.work import Work
+from treadle.engine.write_path import BLOCKED_MAX
 from treadle.errors import DataError
+from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.patterns.archive import moves
 from treadle.patterns.archive.places import ArchivePlaces
@@ -22,26 +22,26 @@ class ArchiveLayout(DocumentLayout[D]):
     """Documents one by one, in a collection and its archive."""
 
     def __init__(self, rule: ArchivePlaces, default: DocumentLayout[D]) -> None:
-        super().__init__(default.entry, default.protocol)
+        super().__init__(default.entry, default.write_path)
         self._rule = rule
 
-    def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
+    def _write(self, make: Callable[[], Write[R]]) -> Plan[R]:
         return self._encoded(self._write_where_stored(make))
 
-    def _write_where_stored(self, make: Callable[[], Work[R]]) -> Plan[R]:
+    def _write_where_stored(self, make: Callable[[], Write[R]]) -> Plan[R]:
         """Perform a write of one document; if it is archived, again after it was restored."""
         work = make()
-        for _ in range(GIVE_WAY_MAX):
+        for _ in range(BLOCKED_MAX):
             try:
-                outcome = yield from self.protocol.write(work)
+                outcome = yield from self.write_path.execute(work)
             except DataError as error:
-                if error.code != "document-gone" or not (yield from self.bring_back(work.looked_for)):
+                if error.code != "document-gone" or not (yield from self.bring_back(work.selector.filter)):
                     raise
             else:
-                if outcome is not None or not (yield from self.bring_back(work.looked_for)):
+                if outcome is not None or not (yield from self.bring_back(work.selector.filter)):
                     return outcome
             work = make()
-        return (yield from self.protocol.write(work))
+        return (yield from self.write_path.execute(work))
 
     def bring_back(self, filter: Raw) -> Plan[bool]:
         return moves.bring_back(self._rule, filter)

@@ -8,17 +8,18 @@ again with the new state, or the change does, and finds the document archived.
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
 from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.commit import Commit
 from treadle.engine.crud import translated
 from treadle.engine.pipelines import formula_stages
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.salvage import salvage
 from treadle.engine.validation import as_written
+from treadle.engine.write_path import commit_changes
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import FormulaRule
@@ -61,7 +62,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
     if dry_run:
         return (yield from count_documents(entry.collection, condition))
     total = (yield from count_documents(entry.collection, condition)) if report else 0
-    commit = Commit(rule.graph, (yield from server_facts()))
+    server = yield from server_facts()
     most = entry.limits.archive_chunk
     if isinstance(report, Pace):
         most = report.sized(most)
@@ -70,7 +71,8 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
 
     def attempt(keys: Any) -> Plan[list[int]]:
         chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
-        return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger)))]
+        body = partial(_move, rule, chosen)
+        return [(yield from commit_changes(rule.graph, server, body))]
 
     def leave(key: Any, error: Exception) -> list[int]:
         stuck.append(key)
@@ -111,7 +113,7 @@ def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[tuple[list[Any], bo
     return keys, len(keys) < len(rows)
 
 
-def _move(rule: ArchivePlaces, chosen: Raw, ledger: Changes) -> Plan[int]:
+def _move(rule: ArchivePlaces, chosen: Raw, changes: Changes) -> Plan[int]:
     """One chunk, in its transaction."""
     entry = rule.target
     befores = yield from find(entry.collection, chosen)
@@ -121,7 +123,7 @@ def _move(rule: ArchivePlaces, chosen: Raw, ledger: Changes) -> Plan[int]:
     afters = yield from _with_formulas(entry, befores)
     yield from insert_many(rule.into, afters)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-    yield from ledger.add(entry, zip(befores, afters, strict=True), after_in=rule.into)
+    yield from changes.add(entry, zip(befores, afters, strict=True), after_in=rule.into)
     return len(keys)
 
 
@@ -176,21 +178,21 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
 def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
     entry, server = rule.target, (yield from server_facts())
 
-    def body(ledger: Changes) -> Plan[Raw | None]:
+    def body(changes: Changes) -> Plan[Raw | None]:
         raw = yield from find_one_and_delete(rule.into, chosen)
         if raw is None:
             return None
         with translated(entry.model.__name__, [raw], entry):
             yield from insert_one(entry.collection, raw)
-        return (yield from arrive(raw, ledger))
+        return (yield from arrive(raw, changes))
 
-    def arrive(raw: Raw, ledger: Changes) -> Plan[Raw | None]:
+    def arrive(raw: Raw, changes: Changes) -> Plan[Raw | None]:
         key, exact = raw["_id"], entry.of(raw)
-        yield from ledger.add(entry, [(raw, raw)], before_in=rule.into)
+        yield from changes.add(entry, [(raw, raw)], before_in=rule.into)
         recomputation = Recomputation.of(exact)
         if recomputation.rules:
             # While it was away nobody kept what it derives from others.
-            yield from rewrite(server, recomputation, [key], ledger, exact=True)
+            yield from rewrite(server, recomputation, [key], changes, exact=True)
         return (yield from find_one(entry.collection, by_id(key)))
 
-    return (yield from Commit(rule.graph, server).follow(body))
+    return (yield from commit_changes(rule.graph, server, body))

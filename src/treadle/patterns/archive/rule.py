@@ -18,7 +18,7 @@ from pymongo import ASCENDING, IndexModel
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import declared_indexes
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError
 from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice
@@ -181,7 +181,7 @@ class ArchiveRule(ArchivePlaces):
     def archive(self, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
         return moves.archive(self, now, report, dry_run)
 
-    def restore(self, protocol: WriteProtocol, id: Any) -> Plan[Any]:
+    def restore(self, write_path: WritePath, id: Any) -> Plan[Any]:
         return moves.restore(self, id)
 
     def run_due(self, work: Due) -> Plan[int]:

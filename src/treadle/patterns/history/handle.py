@@ -10,22 +10,20 @@ from pymongo import DESCENDING
 
 from treadle.engine.document_layout import layout_of
 from treadle.engine.kinds import ChangeKind
-from treadle.engine.protocol import WriteProtocol
 from treadle.engine.replaces import Replace
 from treadle.engine.soft_delete import Restore
 from treadle.engine.version_upgrade import upgraded
-from treadle.engine.work import Work
+from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import State
 from treadle.graph.rule import ModelEntry
+from treadle.graph.write import Write
 from treadle.model.bson_types import as_moment
 from treadle.model.document import Document
 from treadle.patterns.history.rows import HistoryRows
 from treadle.plan import Plan, Raw, Read, by_id, find_one
-from treadle.plan.capabilities import Capabilities
 from treadle.query.filters import parse_filter
 
 NEWEST = [("valid_from", DESCENDING)]
@@ -34,10 +32,10 @@ NEWEST = [("valid_from", DESCENDING)]
 class HistoryHandle:
     """The history of one model, or of one kind of it."""
 
-    def __init__(self, rule: HistoryRows, protocol: WriteProtocol, entry: ModelEntry[Any]) -> None:
+    def __init__(self, rule: HistoryRows, write_path: WritePath, entry: ModelEntry[Any]) -> None:
         self.rule = rule
         self.entry = entry
-        self.protocol = protocol
+        self.write_path = write_path
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -88,17 +86,17 @@ class HistoryHandle:
         # Of whichever kind it was, and is.
         whole, key = self.rule.target, self.entry.identity(id)
         document = (yield from load(whole, [(yield from self._document_of(key, revision))]))[0]
-        graph = self.protocol.graph
-        layout = layout_of(graph.entry(type(document)), self.protocol)
+        graph = self.write_path.graph
+        layout = layout_of(graph.entry(type(document)), self.write_path)
         stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
         if stored is None and (yield from layout.bring_back(by_id(key))):
             stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
         if stored is None:
             return (yield from layout.insert(document))
-        return (yield from self.protocol.write(Revert(layout.entry, document, whole.of(stored))))
+        return (yield from self.write_path.execute(Revert(layout.entry, document, whole.of(stored))))
 
 
-class Revert(Work[Any]):
+class Revert(Write[Any]):
     """An earlier state over the stored document, whoever wrote that since, and also if it is deleted."""
 
     def __init__(self, entry: ModelEntry[Any], document: Document, was: ModelEntry[Any]) -> None:
@@ -107,10 +105,10 @@ class Revert(Work[Any]):
         self.replace = Replace(entry, document) if was is entry else ChangeKind(entry, document, was)
         self.replace.unchanged = {}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
+    def apply(self, changes: Changes) -> Plan[Raw]:
         if self.restore is not None:
-            yield from self.restore.body(graph, server, ledger)
-        return (yield from self.replace.body(graph, server, ledger))
+            yield from self.restore.apply(changes)
+        return (yield from self.replace.apply(changes))
 
     def result(self, outcome: Raw) -> Any:
         return self.replace.result(outcome)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.calls import PastRule
@@ -69,8 +69,8 @@ class HistoryRule(HistoryRows, PastRule):
     def reads(self) -> Reads:
         return {self.target.collection: None}
 
-    def calls(self, protocol: WriteProtocol, entry: ModelEntry[Any]) -> HistoryHandle:
-        return HistoryHandle(self, protocol, entry)
+    def calls(self, write_path: WritePath, entry: ModelEntry[Any]) -> HistoryHandle:
+        return HistoryHandle(self, write_path, entry)
 
     def run_due(self, work: Due) -> Plan[int]:
         return (yield from trimming.trim(self, work.now, work.dry_run)) if work.now is not None else 0

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import DataError, UsageError
 from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.item_bytes import cut
@@ -62,11 +62,11 @@ def steadily(read: Callable[Concatenate[Any, P], Plan[R]]) -> Callable[Concatena
 class ArrayHandle:
     """The array of one document."""
 
-    def __init__(self, rule: OutlierFields, protocol: WriteProtocol, key: Any) -> None:
+    def __init__(self, rule: OutlierFields, write_path: WritePath, key: Any) -> None:
         self.rule = rule
         self.key = key
         self.ignored = 0
-        self._protocol = protocol
+        self._write_path = write_path
         self._array: Raw = {"$cond": [{"$isArray": f"${rule.path}"}, f"${rule.path}", []]}
         # The last page that was met, so that the next addition need not try without overflow.
         self._last: int | None = None
@@ -91,12 +91,12 @@ class ArrayHandle:
     def _write(self, work: ArrayWork[R]) -> Plan[R]:
         # First, because it refuses a server where overflow cannot be kept.
         yield from server_facts()
-        yield from self._protocol.index_check.require([self.rule.target])
+        yield from self._write_path.index_check.require([self.rule.target])
         if self._last is None:
             done: R | None = yield from work.quick()
             if done is not None:
                 return done
-        return (yield from self._protocol.write(work))
+        return (yield from self._write_path.execute(work))
 
     # -- reading -------------------------------------------------------------------------------------
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from treadle.engine.commit import Commit
+from treadle.engine.write_path import commit_changes
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
@@ -135,8 +134,7 @@ def mend(graph: Graph, server: Capabilities, rule: OutlierFields, keys: Sequence
 def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
     try:
-        body = partial(work.body, graph, server)
-        return bool((yield from Commit(graph, server).follow(body)))
+        return bool((yield from commit_changes(graph, server, work.apply)))
     except DataError as error:
         if error.code not in ("migration-failed", "version-unknown"):
             raise

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from pymongo import IndexModel
 
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.changes import Changes
@@ -76,8 +76,8 @@ class OutlierRule(OutlierFields):
     def storage(self) -> Storage:
         return Storage(check=self._check_layout)
 
-    def calls(self, protocol: WriteProtocol, id: Any) -> ArrayHandle:
-        return ArrayHandle(self, protocol, self.target.identity(id))
+    def calls(self, write_path: WritePath, id: Any) -> ArrayHandle:
+        return ArrayHandle(self, write_path, self.target.identity(id))
 
     # -- writes of the owner -------------------------------------------------------------------
 

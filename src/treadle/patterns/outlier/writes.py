@@ -22,10 +22,9 @@ from treadle.engine import crud
 from treadle.engine.auto_fields import touches_of, touching
 from treadle.engine.updates import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.engine.version_upgrade import upgrade_matching, upgrade_stored
-from treadle.engine.work import Work
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.rule import REVISION
+from treadle.graph.write import Write
 from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.patterns.outlier.parts import Move, in_order, refill
@@ -40,13 +39,12 @@ from treadle.plan import (
     insert_many,
     update_one,
 )
-from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
 R = TypeVar("R")
 
 
-class ArrayWork(Work[R]):
+class ArrayWork(Write[R]):
     """One write of one array."""
 
     shows_document = False
@@ -71,7 +69,7 @@ class ArrayWork(Work[R]):
         """The write in a transaction."""
         raise NotImplementedError  # pragma: no cover
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Any]:
+    def apply(self, changes: Changes) -> Plan[Any]:
         entry, before = self.entry, None
         if self.followed or may_upgrade(entry):
             before = yield from find_one(entry.collection, by_id(self.key))
@@ -86,7 +84,7 @@ class ArrayWork(Work[R]):
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
             (after,) = yield from follow_own(entry, [(raised, after)])
-            yield from ledger.add(entry, [(before, after)])
+            yield from changes.add(entry, [(before, after)])
         return outcome
 
 
@@ -115,7 +113,7 @@ class Extend(ArrayWork[list[bool]]):
     def size(self) -> int:
         return len(self.items)
 
-    def joins(self, other: Work[Any]) -> bool:
+    def merges(self, other: Write[Any]) -> bool:
         return (
             isinstance(other, Extend)
             and other.rule is self.rule
@@ -124,7 +122,7 @@ class Extend(ArrayWork[list[bool]]):
             and sum(map(weight, [*self.items, *other.items])) <= self.rule.limits.array_bytes_max
         )
 
-    def joined(self, other: Extend) -> Extend:
+    def merged(self, other: Extend) -> Extend:
         both = Extend(self.rule, self.key, [*self.items, *other.items], self.last)
         both._parts = (*(self._parts or [self]), other)
         return both

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine.inserts import Insert
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
 from treadle.graph.outcomes import Nested
@@ -74,10 +74,10 @@ class Nodes(Generic[D]):
 class TreeHandle(Generic[D]):
     """The tree of one model."""
 
-    def __init__(self, tree: Tree, protocol: WriteProtocol) -> None:
+    def __init__(self, tree: Tree, write_path: WritePath) -> None:
         self._tree = tree
         self._entry = tree.entry
-        self._protocol = protocol
+        self._write_path = write_path
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -121,9 +121,9 @@ class TreeHandle(Generic[D]):
         self._check(node)
         self._check_index(at, parent)
         stated = Stated(UNSTATED if parent is None else self._entry.identity(parent), at)
-        entry: ModelEntry[D] = self._protocol.graph.entry(type(node))
+        entry: ModelEntry[D] = self._write_path.graph.entry(type(node))
         work: Insert[D] = Insert(entry, [node], {self._tree.rules[0]: [stated]})
-        (stored,) = yield from self._protocol.write(work)
+        (stored,) = yield from self._write_path.execute(work)
         return stored
 
     def _check(self, node: D) -> None:
@@ -162,14 +162,14 @@ class TreeHandle(Generic[D]):
 
     def _move(self, id: Any, **to: Any) -> Plan[D]:
         work: Move[D] = Move(self._tree, id, **to)
-        node = yield from self._protocol.write(work)
+        node = yield from self._write_path.execute(work)
         if work.token is not None:
             yield from self._finish()
         return node
 
     def remove(self, id: Any, children: Children) -> Plan[int]:
         work = Remove(self._tree, id, children)
-        removed = yield from self._protocol.write(work)
+        removed = yield from self._write_path.execute(work)
         if work.token is None:
             return removed
         yield from self._finish()
@@ -180,8 +180,8 @@ class TreeHandle(Generic[D]):
         """Do the rest of a large move or removal, in chunks."""
         server = yield from server_facts()
         try:
-            yield from outside(lambda: finish(self._tree, self._protocol.graph, server))
+            yield from outside(lambda: finish(self._tree, self._write_path.graph, server))
         except PyMongoError as error:
             # Its beginning is committed, and the rest as pending; it must not seem to have failed.
             state.log.warning("%s: a large move is pending: %s", self._entry.model.__name__, error)
-            self._protocol.unfinished = True
+            self._write_path.unfinished = True

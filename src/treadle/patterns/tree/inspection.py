@@ -283,12 +283,12 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
         return []
     # A concurrent move would make stale what was derived here: this write conflicts with it.
     yield from state.lock_idle(tree)
-    ledger = Changes()
+    changes = Changes()
     if renamed:
         # Two nodes may have each other's path, which must be free first.
         yield from update_many(
             tree.collection, tree.living({"_id": {"$in": renamed}}), {"$set": {tree.roles["path"]: ""}}
         )
-    yield from rewrite(tree, updates, ledger)
-    yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
+    yield from rewrite(tree, updates, changes)
+    yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
     return [key for key, _ in updates]

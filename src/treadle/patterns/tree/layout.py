@@ -20,7 +20,7 @@ class TreeLayout(DocumentLayout[D]):
     inserts_apart = True
 
     def __init__(self, rule: TreeRule, default: DocumentLayout[D]) -> None:
-        super().__init__(default.entry, default.protocol)
+        super().__init__(default.entry, default.write_path)
         self._rule = rule
 
     def _inserts(self, documents: list[D]) -> Plan[list[Insert[Any]]]:

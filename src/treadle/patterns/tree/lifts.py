@@ -32,19 +32,19 @@ def lift_work(tree: Tree, node: Raw) -> Plan[Raw]:
     return work
 
 
-def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, ledger: Changes) -> Plan[bool]:
+def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, changes: Changes) -> Plan[bool]:
     """Lift all at once; False, and nothing is changed, where there are more nodes than the pace allows."""
     keys = yield from _keys(tree, work, pace)
     if len(keys) >= pace.most:
         yield from check_restrictions(restricting(tree.entry), [node])
         yield from _refuse_taken(tree, node, work)
         return False
-    yield from _lift_lists(tree, node, work["to"], ledger)
+    yield from _lift_lists(tree, node, work["to"], changes)
     if keys:
         if tree.path is not None:
             # A child may take over the very path of the node.
             yield from update_one(tree.collection, tree.living(by_id(node["_id"])), {"$set": {tree.path: ""}})
-        yield from _lift(tree, work, keys, ledger)
+        yield from _lift(tree, work, keys, changes)
     return True
 
 
@@ -58,7 +58,7 @@ def _keys(tree: Tree, work: Raw, pace: Pace) -> Plan[list[Any]]:
     return (yield from pace.choose(tree, work, {"$or": conditions})) if conditions else []
 
 
-def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Changes) -> Plan[None]:
+def _lift(tree: Tree, work: Raw, keys: list[Any], changes: Changes) -> Plan[None]:
     """Bring nodes one level up."""
     gone = {"$literal": work["node"]}
     sets: Raw = {}
@@ -70,10 +70,10 @@ def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Changes) -> Plan[None]
         kept = {"$filter": {"input": stored, "cond": {"$ne": ["$$this", gone]}}}
         sets[tree.ancestors] = {"$cond": [{"$isArray": stored}, kept, stored]}
     sets |= new_path(tree, work.get("path_from"), work.get("path_to"))
-    yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, ledger)
+    yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, changes)
 
 
-def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Changes) -> Plan[None]:
+def _lift_lists(tree: Tree, node: Raw, above: Any, changes: Changes) -> Plan[None]:
     """Put the node's children into its own place in the list above; those that came since, at the end."""
     own = tree.get(node, "children")
     if not own:
@@ -82,8 +82,8 @@ def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Changes) -> Plan[None
         parent = yield from find_one(tree.collection, tree.living(by_id(above)), tree.projection)
         there = node["_id"] in (tree.get(parent, "children") or [])
         lists = unlisting(tree, [node["_id"]], own) if there else listing(tree, own)
-        yield from rewrite(tree, [(above, lists)], ledger)
-    yield from rewrite(tree, [(node["_id"], {tree.roles["children"]: {"$literal": []}})], ledger)
+        yield from rewrite(tree, [(above, lists)], changes)
+    yield from rewrite(tree, [(node["_id"], {tree.roles["children"]: {"$literal": []}})], changes)
 
 
 def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
@@ -109,15 +109,15 @@ def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
         last = paths[-1]
 
 
-def lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
+def lift_some(tree: Tree, work: Raw, pace: Pace, changes: Changes) -> Plan[Step]:
     """Lift some nodes; when none is left, delete the node itself."""
     bump = {"$inc": {REVISION: 1}}
     node = yield from find_one_and_update(tree.collection, tree.living(by_id(work["node"])), bump)
     if node is not None:
-        yield from _lift_lists(tree, node, work["to"], ledger)
+        yield from _lift_lists(tree, node, work["to"], changes)
         keys = yield from _keys(tree, work, pace)
         if keys:
-            yield from _lift(tree, work, keys, ledger)
+            yield from _lift(tree, work, keys, changes)
             return Step(ended=False)
         if work.get("passed"):
             raise DataError(
@@ -125,5 +125,5 @@ def lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
                 code="tree-remove-stopped",
             )
         node = yield from find_one(tree.collection, tree.living(by_id(work["node"])))
-        yield from delete_documents(tree.entry, [node] if node else [], ledger)
+        yield from delete_documents(tree.entry, [node] if node else [], changes)
     return Step(ended=True, done=1)

@@ -23,11 +23,10 @@ from treadle.engine.auto_fields import stamp_expressions, touches_of
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.updates import follow_own
 from treadle.engine.validation import as_written
-from treadle.engine.work import Work
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
 from treadle.graph.rule import REVISION
+from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import MOVING, UNSTATED, Tree, node_missing, parent_missing
@@ -44,7 +43,6 @@ from treadle.patterns.tree.rewriting import (
 )
 from treadle.patterns.tree.segments import below, check_segment, split
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_one
-from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze, is_among, same_key
 from treadle.query.paths import put
 
@@ -53,7 +51,7 @@ D = TypeVar("D", bound=Document)
 _ALL = 1_000_000_000
 
 
-class Move(Work[D]):
+class Move(Write[D]):
     """A node, and all below it, under another parent or with another segment."""
 
     def __init__(
@@ -81,18 +79,18 @@ class Move(Work[D]):
                 )
             check_segment(segment, f"{entry.model.__name__}.{self.tree.segment}")
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[Raw]:
+    def apply(self, changes: Changes) -> Plan[Raw]:
         self.token = None
         tree = self.tree
-        node = yield from state.lock_node(tree, self.key, ledger)
-        work = yield from self._work(node, ledger)
+        node = yield from state.lock_node(tree, self.key, changes)
+        work = yield from self._work(node, changes)
         if work is None:
             return node
-        after = yield from _place(tree, work, ledger, node, self.at)
+        after = yield from _place(tree, work, changes, node, self.at)
         descendants = _below(tree, work)
         if descendants is None:
             return after
-        if not ledger.whole:
+        if not changes.whole:
             most = tree.entry.limits.tree_move_max
             beyond = yield from find(
                 tree.collection, tree.living(descendants), {"_id": 1}, skip=most, limit=1
@@ -100,7 +98,7 @@ class Move(Work[D]):
             if beyond:
                 self.token = yield from state.begin(tree, work)
         if self.token is None:
-            yield from _descend(tree, work, after, _remaining(tree, work, after, descendants), ledger)
+            yield from _descend(tree, work, after, _remaining(tree, work, after, descendants), changes)
         elif tree.path is not None and work["from"] is not None:
             # Nobody may take the old path while descendants still have it.
             yield from update_one(
@@ -108,7 +106,7 @@ class Move(Work[D]):
             )
         return after
 
-    def _work(self, node: Raw, ledger: Changes) -> Plan[Raw | None]:
+    def _work(self, node: Raw, changes: Changes) -> Plan[Raw | None]:
         """What is to be done, in full; None if the node keeps its parent and its segment."""
         tree = self.tree
         now = yield from parent_of(tree, node)
@@ -119,7 +117,7 @@ class Move(Work[D]):
             if self.at is not None:
                 # Only the list of its parent changes.
                 listed = listing(tree, [self.key], {freeze(self.key): self.at})
-                yield from rewrite(tree, [(to, listed)], ledger)
+                yield from rewrite(tree, [(to, listed)], changes)
             return None
         if to is not None and not same:
             yield from self._refuse_cycle(to)
@@ -148,7 +146,7 @@ class Move(Work[D]):
         return moved
 
 
-def _place(tree: Tree, work: Raw, ledger: Changes, before: Raw, at: int | None) -> Plan[Raw]:
+def _place(tree: Tree, work: Raw, changes: Changes, before: Raw, at: int | None) -> Plan[Raw]:
     """Give the node itself its new place; the node after."""
     entry = tree.entry
     key, source, target = work["node"], work["from"], work["to"]
@@ -173,12 +171,12 @@ def _place(tree: Tree, work: Raw, ledger: Changes, before: Raw, at: int | None) 
         raise node_missing(tree, key)
     if tree.children is not None and not same_key(source, target):
         if source is not None:
-            yield from rewrite(tree, [(source, unlisting(tree, [key]))], ledger)
+            yield from rewrite(tree, [(source, unlisting(tree, [key]))], changes)
         if target is not None:
             indexes = {} if at is None else {freeze(key): at}
-            yield from rewrite(tree, [(target, listing(tree, [key], indexes))], ledger)
+            yield from rewrite(tree, [(target, listing(tree, [key], indexes))], changes)
     (after,) = yield from follow_own(entry, [(before, after)])
-    yield from ledger.add(entry, [(before, after)])
+    yield from changes.add(entry, [(before, after)])
     return after
 
 
@@ -214,7 +212,7 @@ def _remaining(tree: Tree, work: Raw, node: Raw, descendants: Raw) -> Raw:
     return {**descendants, "$or": old}
 
 
-def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, ledger: Changes) -> Plan[None]:
+def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, changes: Changes) -> Plan[None]:
     """Give descendants the ancestors and paths that follow from the node's."""
     sets: Raw = {}
     if tree.ancestors is not None:
@@ -225,10 +223,10 @@ def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, ledger: Changes) -> 
         listed = {"$and": [{"$isArray": stored}, {"$gte": [{"$ifNull": [place, -1]}, 0]}]}
         sets[tree.ancestors] = {"$cond": [listed, new, stored]}
     sets |= new_path(tree, work.get("path_from"), tree.get(node, "path"))
-    yield from rewrite_all(tree, chosen, sets, ledger)
+    yield from rewrite_all(tree, chosen, sets, changes)
 
 
-def move_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
+def move_some(tree: Tree, work: Raw, pace: Pace, changes: Changes) -> Plan[Step]:
     """Move some descendants of a node that has moved."""
     node = yield from find_one_and_update(
         tree.collection,
@@ -243,7 +241,7 @@ def move_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
         remaining = _remaining(tree, work, node, descendants)
         keys = yield from pace.choose(tree, work, remaining, by_id=ranged)
         if keys:
-            yield from _descend(tree, work, node, {"_id": {"$in": keys}}, ledger)
+            yield from _descend(tree, work, node, {"_id": {"$in": keys}}, changes)
             return Step(ended=False, done=len(keys), after=keys[-1])
         if work.get("after") is not None:
             # Once more from the start, for those who were inserted meanwhile.

@@ -10,24 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.engine.deletes import check_restrictions, delete_documents, restricting, smaller_first
-from treadle.engine.work import ChunkedWork, Work
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
 from treadle.graph.changes import Changes
-from treadle.graph.graph import Graph
+from treadle.graph.write import ChunkedWrite, Write
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import TREE_CHECK_MAX, Tree
 from treadle.patterns.tree.lifts import lift, lift_work
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.reads import below_batch, cycle_error, descendants, keys_below, keys_of
 from treadle.plan import Plan, Raw, by_id, find, find_one
-from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
 _ALL = 1_000_000_000
 
 
-class Remove(Work[int]):
+class Remove(Write[int]):
     """A node out of its tree; how many nodes that were."""
 
     shows_document = False
@@ -43,26 +41,25 @@ class Remove(Work[int]):
         self.mode = mode
         # Of the work that is pending after the first transaction.
         self.token: Any = None
-        # What depends on the node may have to be dealt with first; of a subtree, that is its caller's.
-        self.filter = None if mode == "subtree" else by_id(self.key)
+        self.filter = by_id(self.key)
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Changes) -> Plan[int]:
+    def apply(self, changes: Changes) -> Plan[int]:
         self.token = None
         tree = self.tree
-        limit = _ALL if ledger.whole else tree.entry.limits.tree_move_max + 1
-        node = yield from state.lock_node(tree, self.key, ledger)
+        limit = _ALL if changes.whole else tree.entry.limits.tree_move_max + 1
+        node = yield from state.lock_node(tree, self.key, changes)
         if self.mode == "subtree":
-            return (yield from self._remove_subtree(limit, ledger))
+            return (yield from self._remove_subtree(limit, changes))
         if self.mode == "lift":
             work = yield from lift_work(tree, node)
-            if not (yield from lift(tree, work, node, Pace(limit), ledger)):
+            if not (yield from lift(tree, work, node, Pace(limit), changes)):
                 self.token = yield from state.begin(tree, work)
                 return 1
             node = (yield from find_one(tree.collection, tree.living(by_id(self.key)))) or node
-        yield from delete_documents(self.entry, [node], ledger)
+        yield from delete_documents(self.entry, [node], changes)
         return 1
 
-    def _remove_subtree(self, limit: int, ledger: Changes) -> Plan[int]:
+    def _remove_subtree(self, limit: int, changes: Changes) -> Plan[int]:
         tree = self.tree
         keys = yield from keys_below(tree, self.key, limit=limit)
         if len(keys) >= limit:
@@ -70,7 +67,7 @@ class Remove(Work[int]):
             self.token = yield from state.begin(tree, {"kind": "remove", "node": self.key})
             return 0
         nodes = yield from find(tree.collection, tree.living({"_id": {"$in": [*keys, self.key]}}))
-        yield from delete_documents(self.entry, nodes, ledger)
+        yield from delete_documents(self.entry, nodes, changes)
         return len(nodes)
 
     def _refuse_restricted(self) -> Plan[None]:
@@ -88,22 +85,22 @@ class Remove(Work[int]):
     def result(self, outcome: int) -> int:
         return outcome
 
-    def smaller(self) -> Plan[list[ChunkedWork]]:
+    def smaller(self) -> Plan[list[ChunkedWrite]]:
         # What a whole subtree will take along is not known before.
-        return [] if self.filter is None else (yield from smaller_first(self.entry, self.filter, limit=1))
+        return [] if self.mode == "subtree" else (yield from smaller_first(self.entry, self.filter, limit=1))
 
 
 # -- large subtrees ------------------------------------------------------------------------------
 
 
-def remove_some(tree: Tree, work: Raw, pace: Pace, ledger: Changes) -> Plan[Step]:
+def remove_some(tree: Tree, work: Raw, pace: Pace, changes: Changes) -> Plan[Step]:
     """Delete some leaves of a subtree, and the node itself when it is the last."""
     key = work["node"]
     if (yield from find_one(tree.collection, tree.living(by_id(key)), {"_id": 1})) is None:
         return Step(ended=True)
     keys = yield from _leaves(tree, key)
     nodes = yield from find(tree.collection, tree.living({"_id": {"$in": keys}}))
-    yield from delete_documents(tree.entry, nodes, ledger)
+    yield from delete_documents(tree.entry, nodes, changes)
     return Step(ended=freeze(key) in map(freeze, keys), done=len(nodes))
 
 

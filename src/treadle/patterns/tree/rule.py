@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pymongo.errors import OperationFailure
 
 from treadle.engine.document_layout import DocumentLayout
-from treadle.engine.protocol import WriteProtocol
+from treadle.engine.write_path import WritePath
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.batch import NOT_GIVEN, Batch
 from treadle.graph.calls import HierarchyRule
@@ -87,8 +87,8 @@ class NodeRule(TreeRule, HierarchyRule):
 
     across_shards = False
 
-    def calls(self, protocol: WriteProtocol) -> TreeHandle[Any]:
-        return TreeHandle(self.tree, protocol)
+    def calls(self, write_path: WritePath) -> TreeHandle[Any]:
+        return TreeHandle(self.tree, write_path)
 
     @property
     def needs(self) -> Mapping[str, str]:  # type: ignore[override]

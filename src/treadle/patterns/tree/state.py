@@ -15,9 +15,9 @@ from typing import Any
 from bson import ObjectId
 
 from treadle.engine.version_upgrade import has_outdated, upgrade_stored
-from treadle.engine.work import Busy
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
+from treadle.graph.write import Blocked
 from treadle.model.text import get_logger
 from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
@@ -30,7 +30,7 @@ COLLECTION = "treadle.trees"
 log = get_logger(__name__)
 
 
-class TreeBusy(Busy):
+class TreeBusy(Blocked):
     """A large move or removal must finish first."""
 
     def __init__(self, tree: Tree) -> None:

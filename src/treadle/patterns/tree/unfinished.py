@@ -57,9 +57,9 @@ def chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pace: Pace
     work = yield from state.resume(tree, token)
     if work is None:
         return True
-    ledger = Changes()
-    step = yield from STEPS[work["kind"]](tree, work, pace, ledger)
-    yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
+    changes = Changes()
+    step = yield from STEPS[work["kind"]](tree, work, pace, changes)
+    yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
     if step.ended:
         yield from state.end(tree, token, step.done)
     else:

@@ -24,7 +24,7 @@ class Array:
 
     def __init__(self, store: Writer, entry: ModelEntry[Any], field: str, id: Any) -> None:
         self._store = store
-        self._calls = rule_named(entry, ArrayRule, field).calls(store.protocol, id)
+        self._calls = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
 
     @property
     def ignored(self) -> int:

@@ -58,7 +58,7 @@ class Counter:
     ) -> None:
         self._store = store
         self.rule = rule_named(entry, CounterRule, field)
-        self._calls = self.rule.calls(store.protocol)
+        self._calls = self.rule.calls(store.write_path)
         declared, self._limits = self.rule.declared, self.rule.limits
         self._kind = declared.buffer
         self._random = random or chance.random

@@ -24,7 +24,7 @@ class Past(Reads):
 
     def _past(self, model: type[D]) -> PastCalls[D]:
         entry = self.graph.entry(model)
-        return past_of(entry).calls(self.protocol, entry)
+        return past_of(entry).calls(self.write_path, entry)
 
     def history(self, model: type[D], id: Any, session: Session = None) -> Results[State[D]]:
         """The states of a document, the newest first, streamed."""
@@ -55,4 +55,4 @@ class Past(Reads):
     ) -> Results[Any]:
         """A document and all that are linked to it, streamed, each as its own class; in one query."""
         rule = relating_of(self.graph.entry(model))
-        return self._results(rule.related(self.protocol, id, filter, sort, limit), session)
+        return self._results(rule.related(self.write_path, id, filter, sort, limit), session)

@@ -143,7 +143,7 @@ class Store(Operations):
         """
         done = self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
         if not dry_run:
-            self.protocol.index_check.clear()
+            self.write_path.index_check.clear()
         return done
 
     def index_ready(self) -> list[Action]:
@@ -240,7 +240,7 @@ class Store(Operations):
         An ordered bulk ends at the first chunk of which an operation is
         refused. Any other goes on, and `BulkFailed` lists the refused ones.
         """
-        return self._write(BulkWrite(self.protocol, self._named, operations, ordered).perform(), session)
+        return self._write(BulkWrite(self.write_path, self._named, operations, ordered).perform(), session)
 
     def _named(self, operation: Any) -> Layout[Any]:
         """What answers the calls on the model that an operation names."""

@@ -69,7 +69,7 @@ class TreeHandle(Generic[D]):
 
     def __init__(self, store: Writer, model: type[D]) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol)
+        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
 
     # -- reading ----------------------------------------------------------------------
 

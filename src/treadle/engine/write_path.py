@@ -1,0 +1,370 @@
+"""The write path: what happens between a call of the Store and its commit.
+
+A write that nothing follows from is one plain command. Any other goes into a
+commit: the caller's own transaction, or one that it may share with writes of
+other threads and tasks (`Share`, which a runner performs), or one for each
+chunk of a bulk write.
+
+A commit applies the writes one after another, propagates their changes to
+every target, and records. Fan-outs that are too large for one transaction
+leave an intent in it and are finished afterwards. What an earlier commit could
+not finish is finished before the next one. A write that is blocked by larger
+work lets that finish first; a deletion that is too large for one commit deals
+with the dependent documents first.
+
+A server without transactions has no derived data (`Graph.check_server`), so
+that there each write is done by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from pymongo.errors import OperationFailure, PyMongoError
+
+from treadle.engine import fan_outs
+from treadle.engine.index_check import IndexCheck
+from treadle.engine.pages import by_ids
+from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, feeds_beyond, propagate, record
+from treadle.engine.recompute import Recomputation
+from treadle.engine.rewrite import rewrite
+from treadle.engine.salvage import attempting, salvage
+from treadle.errors import PartlyDone, TreadleError, UsageError
+from treadle.graph.changes import Changes
+from treadle.graph.derived import CopyRule
+from treadle.graph.graph import Graph
+from treadle.graph.quarantine import around
+from treadle.graph.rule import REVISION, Due, ModelEntry, Rule
+from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
+from treadle.model.text import get_logger
+from treadle.plan import Failed, Plan, Raw, find, is_inside, server_facts, share, transact, update_many
+from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import is_about_one_document, is_bug, surely_not_committed
+from treadle.query.keys import freeze
+
+# How often a write lets larger work finish first.
+BLOCKED_MAX = 20
+
+R = TypeVar("R")
+
+log = get_logger(__name__)
+
+
+class WritePath:
+    """The writes of one Store, and what they left unfinished."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.index_check = IndexCheck(graph)
+        # What the server can do; asked when it is first needed.
+        self._server: Capabilities | None = None
+        # Whether a write left something for recovery.
+        self.unfinished = False
+
+    # -- one write -------------------------------------------------------------------------------
+
+    def execute(self, write: Write[R], *, alone: bool = False) -> Plan[R]:
+        """Perform a write with all that follows from it; `alone`, in a commit that it does not share."""
+        yield from self._require_indexes(write)
+        for _ in range(BLOCKED_MAX):
+            try:
+                return (yield from self._execute(write, alone))
+            except Blocked as blocked:
+                if (yield from is_inside()):
+                    raise
+                yield from blocked.finish()
+        return (yield from self._execute(write, alone))
+
+    def _require_indexes(self, write: Write[Any]) -> Plan[None]:
+        """Refuse a write that relies on a missing unique index, before anything is sent."""
+        if self.index_check.pending:
+            yield from self.index_check.require(part.entry for part in write.parts)
+
+    def _execute(self, write: Write[R], alone: bool) -> Plan[R]:
+        try:
+            return write.result((yield from self._outcome(write, alone)))
+        except UsageError as error:
+            if error.code != "cascade-too-large" or (yield from is_inside()):
+                raise
+            smaller = yield from write.smaller()
+            if not smaller:
+                raise
+        for each in smaller:
+            yield from self.execute_chunks(each)
+        return write.result((yield from self._outcome(write, alone)))
+
+    def _outcome(self, write: Write[Any], alone: bool) -> Plan[Any]:
+        """What a write comes to, as a plain command or committed."""
+        if self.unfinished and not (yield from is_inside()):
+            # What still cannot be finished is left to the next write.
+            with contextlib.suppress(PyMongoError):
+                yield from self.recover()
+        command = write.command()
+        if command is not None:
+            with contextlib.suppress(CommitNeeded):
+                outcome = yield from command
+                return (yield from self._published(write, outcome))
+        outcome = yield from share(write, alone=alone)
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return (yield from self._published(write, outcome))
+
+    def _published(self, write: Write[Any], outcome: Any) -> Plan[Any]:
+        """The outcome, when the write's new ids are visible to others."""
+        for part in write.parts:
+            if (exposed := part.publish()) and not (yield from is_inside()):
+                outcome = yield from self._catch_up(part.entry, exposed, outcome, write.shows_document)
+        return outcome
+
+    def _catch_up(self, entry: ModelEntry[Any], ids: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
+        """Propagate to documents written concurrently that refer to these new ones; the outcome now."""
+
+        def copy(changes: Changes) -> Plan[None]:
+            for source in (yield from find(entry.collection, {"_id": {"$in": list(ids)}})):
+                for rule in entry.feeding(CopyRule):
+                    if rule.synced and rule.source.holds(source):
+                        followed = feeds_beyond(rule.target, rule.level)
+                        yield from copy_to(rule, rule.name_of(source), source, {}, followed, changes)
+
+        try:
+            server = yield from self._capabilities()
+            yield from repair(self.graph, server, entry, ids)
+            yield from commit_changes(self.graph, server, copy)
+            return (yield from _read_again(entry, outcome)) if shown else outcome
+        except Exception as error:
+            # The write is committed; it must not seem to have failed.
+            text = "%s: new documents may miss others that refer to them: %s"
+            log.warning(text, entry.model.__name__, error, exc_info=is_bug(error))
+            return outcome
+
+    # -- bulk writes -----------------------------------------------------------------------------
+
+    def execute_chunks(self, write: ChunkedWrite) -> Plan[int]:
+        """Perform a bulk write, one commit per chunk of documents. Returns their number."""
+        if write.is_indivisible or (yield from is_inside()):
+            return (yield from self.execute(write))
+        yield from self._require_indexes(write)
+        command = write.command()
+        if command is not None:
+            with contextlib.suppress(CommitNeeded):
+                return write.result((yield from command))
+        done = 0
+        last: Any = None
+        while ids := (yield from _next_ids(write, last)):
+            try:
+                done += yield from self.execute(write.within(ids), alone=True)
+            except (TreadleError, OperationFailure) as error:
+                # It is not known whether the last chunk was written.
+                if not done or not surely_not_committed(error):
+                    raise
+                raise PartlyDone(write.entry.model.__name__, done, error) from error
+            last = ids[-1]
+        return done
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    def commit(self, writes: Sequence[Write[Any]], *, inside: bool = False) -> Plan[list[Any]]:
+        """Return the outcomes of writes that share one commit; or of one write `inside` the caller's.
+
+        On a server without transactions an outcome may be `Failed`.
+        """
+        server = yield from self._capabilities()
+        if inside:
+            (write,) = writes
+            changes = Changes(whole=True, joined=True)
+            outcome = yield from write.apply(changes)
+            yield from propagate(self.graph, server, changes, copies_max=UNBOUNDED)
+            return (yield from _final([write], [outcome]))
+        if not server.transactions:
+            return (yield from _one_by_one(writes))
+        merged = merge(writes)
+        attempt = _Attempt(self.graph, server, [write for write, _ in merged])
+        try:
+            outcomes, pending = yield from transact(attempt.perform)
+        except Exception as error:
+            if not attempt.is_applied or not is_about_one_document(error):
+                raise
+            # One copy cannot be written. Make the copies afterwards, where it can be quarantined.
+            outcomes, pending = yield from transact(lambda: attempt.perform(copies_max=0))
+        yield from self._finish(server, pending)
+        pairs = zip(merged, outcomes, strict=True)
+        return [each for (_, parts), outcome in pairs for each in split(parts, outcome)]
+
+    def _finish(self, server: Capabilities, pending: Sequence[tuple[FanOut, Raw]]) -> Plan[None]:
+        """Carry out the fan-outs of a commit; those that fail are left to recovery."""
+        for fan_out, intent in pending:
+            try:
+                yield from fan_outs.finish(self.graph, server, fan_out, intent)
+            except Exception as error:
+                # The writes are committed and the intent with them; they must not seem to have failed.
+                label = fan_out.rule.place.label
+                log.warning("%s: copies are pending: %s", label, error, exc_info=is_bug(error))
+                self.unfinished = True
+
+    def _capabilities(self) -> Plan[Capabilities]:
+        """What this server can do, which is asked once."""
+        if self._server is None:
+            self._server = yield from server_facts()
+        return self._server
+
+    def forget_server(self) -> None:
+        """Ask again what the server can do."""
+        self._server = None
+
+    # -- recovery --------------------------------------------------------------------------------
+
+    def recover(self) -> Plan[int]:
+        """Finish what a crash interrupted, in any process. Returns the number of such things."""
+        if not self.graph.derives:
+            return 0
+        server = yield from server_facts()
+        done = 0
+        self.unfinished = False
+        try:
+            for rule in self.graph.rules:
+                recovering = rule.run_due(Due("recover"))
+                label, collection = rule.place.label, rule.target.collection
+                done += (yield from around(label, collection, None, recovering)) or 0
+            return done + (yield from fan_outs.recover(self.graph, server))
+        except BaseException:
+            self.unfinished = True
+            raise
+
+
+# -- one commit ----------------------------------------------------------------------------------
+
+
+class _Attempt:
+    """The body of a commit, which runs again after a conflict."""
+
+    def __init__(self, graph: Graph, server: Capabilities, writes: Sequence[Write[Any]]) -> None:
+        self._graph = graph
+        self._server = server
+        self._writes = writes
+        # Whether the writes themselves have been applied, so that an error is about what follows.
+        self.is_applied = False
+
+    def perform(self, copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:
+        """Apply the writes and propagate. Returns their outcomes, and the fan-outs that are left."""
+        graph = self._graph
+        self.is_applied, changes, outcomes = False, Changes(), []
+        for write in self._writes:
+            outcomes.append((yield from write.apply(changes)))
+            if len(self._writes) > 1:
+                # Each is a write of its own, though they share a commit.
+                yield from record(changes, [*graph.spreading, *graph.recording])
+        self.is_applied = True
+        later = yield from propagate(graph, self._server, changes, copies_max=copies_max)
+        intents = (yield from fan_outs.record(later)) if later else []
+        return (yield from _final(self._writes, outcomes)), list(zip(later, intents, strict=True))
+
+
+def _one_by_one(writes: Sequence[Write[Any]]) -> Plan[list[Any]]:
+    """The outcomes of writes that nothing follows from, without a transaction; one may be `Failed`."""
+    outcomes: list[Any] = []
+    for write in writes:
+        try:
+            outcomes.append((yield from write.apply(Changes(transactional=False))))
+        except Exception as error:
+            outcomes.append(Failed(error))
+    return outcomes
+
+
+def _final(writes: Sequence[Write[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:
+    """Read documents again that a write may have reached by way of others."""
+    final = []
+    for write, outcome in zip(writes, outcomes, strict=True):
+        if write.shows_document and write.entry.loops and isinstance(outcome, (dict, list)):
+            outcome = yield from _read_again(write.entry, outcome)
+        final.append(outcome)
+    return final
+
+
+def _read_again(entry: ModelEntry[Any], outcome: Any) -> Plan[Any]:
+    """The documents of an outcome as they are now; one that is gone as it was."""
+    documents = [outcome] if isinstance(outcome, dict) else outcome
+    rows = yield from by_ids(entry.collection, [each["_id"] for each in documents])
+    now = [rows.get(freeze(each["_id"]), each) for each in documents]
+    return now[0] if isinstance(outcome, dict) else now
+
+
+def merge(writes: Sequence[Write[Any]]) -> list[tuple[Write[Any], list[Write[Any]]]]:
+    """Each write with its parts: neighbours that can be one, such as inserts of one model, become one."""
+    if len(writes) == 1:
+        return [(writes[0], list(writes))]
+    groups: list[tuple[Write[Any], list[Write[Any]]]] = []
+    for write in writes:
+        last, parts = groups[-1] if groups else (write, [])
+        if parts and last.merges(write):
+            groups[-1] = last.merged(write), [*parts, write]
+        else:
+            groups.append((write, [write]))
+    return groups
+
+
+def split(parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
+    """The outcome of each part, from that of the merged write."""
+    if len(parts) == 1:
+        return [outcome]
+    remaining = iter(outcome)
+    return [list(islice(remaining, part.size)) for part in parts]
+
+
+def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:
+    """The ids of the next chunk of a bulk write, after the last one."""
+    condition, most, entry = write.filter, write.entry.limits.write_chunk, write.entry
+    if last is not None:
+        condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
+    rows = yield from find(entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=most)
+    if not rows and last is not None and entry.identity_shape.kind != "scalar":
+        # A range ends where the type of the ids changes; an expression compares across types.
+        further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, write.filter]}
+        rows = yield from find(entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=most)
+    return [each["_id"] for each in rows]
+
+
+# -- commits without a Store's call ----------------------------------------------------------------
+
+
+def commit_changes(graph: Graph, server: Capabilities, body: Callable[[Changes], Plan[R]]) -> Plan[R]:
+    """Run a body that writes documents and adds their changes, propagate these, and commit."""
+
+    def attempt() -> Plan[R]:
+        changes = Changes(whole=True)
+        outcome = yield from body(changes)
+        yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
+        return outcome
+
+    return (yield from transact(attempt))
+
+
+def repair(
+    graph: Graph,
+    server: Capabilities,
+    entry: ModelEntry[Any],
+    ids: Sequence[Any],
+    without: frozenset[Rule] = frozenset(),
+) -> Plan[list[Any]]:
+    """Recompute what these documents derive, and propagate it; returns the ids of those that changed.
+
+    `without` some rules, whose values stay as they are.
+    """
+    recomputation = Recomputation.of(entry, None, without)
+
+    def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
+        def hold() -> Plan[None]:
+            held = {**entry.at_any(some), **entry.targets.exact.filter()}
+            yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
+
+        def recompute() -> Plan[list[Any]]:
+            changes = Changes()
+            changed = yield from rewrite(server, recomputation, some, changes, exact=True)
+            yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
+            return changed
+
+        return (yield from transact(attempting(recompute, hold, len(some))))
+
+    return (yield from salvage(entry.model.__name__, entry.collection, ids, attempt))

@@ -1,0 +1,131 @@
+"""One write: what a parser makes of a call, before anything is sent.
+
+A `Write` is one plain command where nothing follows from it. Any other is
+applied inside a commit (`engine/write_path.py`), where it writes documents and
+adds their changes; the commit propagates them. Several writes can share one
+commit, because what their changes do to other documents is done once, at its
+end, for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from treadle.errors import DataError
+from treadle.graph.changes import Changes
+from treadle.graph.rule import ModelEntry
+from treadle.plan import Plan, Raw
+
+R = TypeVar("R")
+
+
+class Selector(NamedTuple):
+    """The documents that a write is about: a model and a stored filter, which is never parsed again."""
+
+    model: ModelEntry[Any]
+    filter: Raw
+
+
+class Write(Generic[R]):
+    """One write: what happens in its commit, and what its caller gets."""
+
+    entry: ModelEntry[Any]
+    # The documents that it is about.
+    filter: Raw
+    # Whether the outcome is the document (or documents) as stored.
+    shows_document = True
+
+    def command(self) -> Plan[Any] | None:
+        """Return the write as plain commands where nothing follows from it; None where it needs a commit.
+
+        The plan raises `CommitNeeded` if it turns out, before it has written anything, that it does.
+        """
+        return None
+
+    def apply(self, changes: Changes) -> Plan[Any]:
+        """Write documents and add their changes; returns the outcome.
+
+        Runs inside a transaction, where the server has any, and may run again from the start.
+        """
+        raise NotImplementedError  # pragma: no cover
+
+    def result(self, outcome: Any) -> R:
+        """Return what the caller gets, from what `apply` or the command returned."""
+        result: R = outcome
+        return result
+
+    @property
+    def selector(self) -> Selector:
+        return Selector(self.entry, self.filter)
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        """Return the documents that this write may conflict about; a contended group is split by them."""
+        return frozenset()
+
+    def publish(self) -> list[Any]:
+        """Make generated ids visible; returns those that other tasks learned too early.
+
+        `apply` took these for unknown, so that documents which refer to them may have been missed.
+        """
+        return []
+
+    @property
+    def parts(self) -> list[Write[Any]]:
+        """The writes that it consists of."""
+        return [self]
+
+    @property
+    def size(self) -> int | None:
+        """The length of this write's share of a merged outcome; None where it cannot be merged."""
+        return None
+
+    def merges(self, other: Write[Any]) -> bool:
+        """Whether `merged` can make one write of this one and another."""
+        return False
+
+    def merged(self, other: Any) -> Write[Any]:
+        """Return this write and another as one."""
+        raise NotImplementedError  # pragma: no cover
+
+    def smaller(self) -> Plan[list[ChunkedWrite]]:
+        """Return the writes to do first, in chunks, where this one is too large for one commit."""
+        return []
+        yield  # pragma: no cover
+
+
+class ChunkedWrite(Write[int]):
+    """A bulk write, which can be confined to some documents."""
+
+    shows_document = False
+    # Whether it makes sense only for all documents at once.
+    is_indivisible = False
+    # The ids that it is confined to; None for all documents that match.
+    keys: list[Any] | None = None
+
+    def within(self, keys: list[Any]) -> ChunkedWrite:
+        """Return the same write of these documents only."""
+        chunk = copy.copy(self)
+        chunk.keys = keys
+        return chunk
+
+
+class CommitNeeded(Exception):
+    """A write that seemed to be a plain command needs a commit, and has written nothing yet."""
+
+
+class Blocked(DataError):
+    """Larger work must end first; outside of transactions the write path calls `finish`, and tries again."""
+
+    def __init__(self, message: str, *, code: str, finish: Callable[[], Plan[None]]) -> None:
+        super().__init__(message, code=code)
+        self.finish = finish
+
+
+def confined(filter: Raw, keys: list[Any] | None) -> Raw:
+    """Return a filter confined to some ids."""
+    if keys is None:
+        return filter
+    return {"$and": [{"_id": {"$in": keys}}, filter]} if filter else {"_id": {"$in": keys}}
