@@ -80,7 +80,15 @@ def test_hours_are_those_on_the_clock(dates, zone):
 
 
 EVERY = [*({"unit": unit} for unit in UNITS), *SIZED]
-MOVED = ["Europe/Berlin", "Australia/Lord_Howe", "Pacific/Apia"]
+MOVED = [
+    "Europe/Berlin",
+    "Australia/Lord_Howe",
+    "Pacific/Apia",
+    "Pacific/Chatham",
+    "America/Havana",
+    "America/Sao_Paulo",
+    "Atlantic/Azores",
+]
 
 
 @pytest.mark.parametrize(

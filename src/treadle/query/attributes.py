@@ -10,7 +10,7 @@ included.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bson import Regex
@@ -43,12 +43,6 @@ def attribute_of(codec: Codec[Any], path: str) -> Attribute | None:
     return None
 
 
-def names_attribute(codec: Codec[Any], path: str) -> bool:
-    """Whether a stored path names a single attribute."""
-    attribute = attribute_of(codec, path)
-    return attribute is not None and attribute.name is not None
-
-
 # -- filters ------------------------------------------------------------------------------------------
 
 
@@ -56,7 +50,7 @@ def attribute_conditions(attribute: Attribute, condition: Any) -> list[Raw]:
     """Return the conditions, each on the stored pairs, that one condition on an attribute stands for."""
     path, name, measured = attribute
     if name is None:
-        return _on_map(path, condition)
+        return _Map(path).conditions(condition)
     part = "v"
     if measured:
         for suffix, stored in ((".value", "v"), (".unit", "u")):
@@ -67,104 +61,84 @@ def attribute_conditions(attribute: Attribute, condition: Any) -> list[Raw]:
     return _Pair(path, name, part).conditions(condition)
 
 
-def _is_operators(condition: Any) -> bool:
-    return isinstance(condition, dict) and any(str(key).startswith("$") for key in condition)
+class _Map:
+    """Translates conditions on a map as a whole."""
 
-
-class _Pair(NamedTuple):
-    """The value (`v`) or the unit (`u`) of the pair with one name."""
-
-    path: str
-    name: str
-    part: str = "v"
+    def __init__(self, path: str) -> None:
+        self.path = path
 
     def conditions(self, condition: Any) -> list[Raw]:
-        if not _is_operators(condition):
+        if not (isinstance(condition, dict) and any(str(key).startswith("$") for key in condition)):
             return [self.equals(condition)]
-        # These also match documents without the name; all others are asked of the pair.
-        translations: dict[str, Callable[[Any], Raw]] = {
-            "$exists": self._exists,
-            "$eq": self.equals,
-            "$ne": lambda operand: {"$nor": [self.equals(operand)]},
-            "$in": self._among,
-            "$nin": lambda operand: {"$nor": [self._among(operand)]},
-            "$not": lambda operand: {"$nor": [{"$and": self.conditions(operand)}]},
-        }
-        conditions: list[Raw] = []
-        others: Raw = {}
-        for operator, operand in condition.items():
-            if operator in translations:
-                conditions.append(translations[operator](operand))
-            elif operator in ("$gte", "$lte") and operand is None:
-                # On the server too, these match what is null or missing.
-                conditions.append(self.equals(None))
-            else:
-                others[operator] = operand
-        return [*conditions, self.holds({self.part: others})] if others else conditions
+        translated = {operator: self.translate(operator, operand) for operator, operand in condition.items()}
+        others = {operator: condition[operator] for operator, each in translated.items() if each is None}
+        conditions = [each for each in translated.values() if each is not None]
+        return [*conditions, self.holds(others)] if others else conditions
 
-    def _exists(self, exists: Any) -> Raw:
+    def translate(self, operator: str, operand: Any) -> Raw | None:
+        """Return the condition of an operator that also matches what is missing; None for all others."""
+        if operator == "$eq" or (operand is None and operator in ("$gte", "$lte")):
+            return self.equals(operand)
+        if operator == "$in":
+            return self.among(operand)
+        if operator in ("$ne", "$nin"):
+            return {"$nor": [self.equals(operand) if operator == "$ne" else self.among(operand)]}
+        return {"$nor": [{"$and": self.conditions(operand)}]} if operator == "$not" else None
+
+    def holds(self, condition: Any) -> Raw:
+        return {self.path: condition}
+
+    def among(self, values: Any) -> Raw:
+        conditions = [self.equals(each) for each in values]
+        return {"$or": conditions} if conditions else {"$expr": False}
+
+    def equals(self, value: Any) -> Raw:
+        """Return the condition that the map has exactly these names and values, in any order."""
+        if not isinstance(value, dict):
+            return self.holds(value)
+        each = []
+        for name, item in value.items():
+            pair = _Pair(self.path, name)
+            # An array that contains the value is not equal to it.
+            single = {} if isinstance(item, list) else {"$not": {"$type": "array"}}
+            each.append(pair.equals(item) if _has_unit(item) else pair.holds({"$eq": item, **single}))
+        return {"$and": [self.holds({"$size": len(value)}), *each]}
+
+
+class _Pair(_Map):
+    """Translates conditions on the value (`v`) or the unit (`u`) of the pair with one name."""
+
+    def __init__(self, path: str, name: str, part: str = "v") -> None:
+        super().__init__(path)
+        self.name = name
+        self.part = part
+
+    def translate(self, operator: str, operand: Any) -> Raw | None:
+        if operator != "$exists":
+            return super().translate(operator, operand)
         present = {"$elemMatch": {"k": self.name}}
-        return {self.path: present if exists else {"$not": present}}
+        return {self.path: present if operand else {"$not": present}}
 
-    def _among(self, values: Any) -> Raw:
+    def holds(self, condition: Any, **more: Any) -> Raw:
+        return {self.path: {"$elemMatch": {"k": self.name, self.part: condition, **more}}}
+
+    def among(self, values: Any) -> Raw:
         if None in values or any(isinstance(each, dict) for each in values):
-            return _any_of([self.equals(each) for each in values])
-        return self.holds({self.part: {"$in": values}})
-
-    def holds(self, conditions: Raw) -> Raw:
-        return {self.path: {"$elemMatch": {"k": self.name, **conditions}}}
+            return super().among(values)
+        return self.holds({"$in": values})
 
     def equals(self, value: Any) -> Raw:
         if value is None:
             # A document without the name has null there.
             return {self.path: {"$not": {"$elemMatch": {"k": self.name, self.part: {"$ne": None}}}}}
         if _has_unit(value):
-            return self.holds({"v": {"$eq": value["value"]}, "u": value["unit"]})
+            return self.holds({"$eq": value["value"]}, u=value["unit"])
         # A pattern is searched for, not compared with.
-        return self.holds({self.part: value if isinstance(value, PATTERNS) else {"$eq": value}})
+        return self.holds(value if isinstance(value, PATTERNS) else {"$eq": value})
 
 
 def _has_unit(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"value", "unit"}
-
-
-def _any_of(conditions: list[Raw]) -> Raw:
-    return {"$or": conditions} if conditions else {"$expr": False}
-
-
-def _on_map(path: str, condition: Any) -> list[Raw]:
-    """Return the conditions on a map as a whole."""
-    if not isinstance(condition, dict):
-        return [{path: condition}]
-    if not _is_operators(condition):
-        return [_equals_map(path, condition)]
-    return [_map_operator(path, operator, operand) for operator, operand in condition.items()]
-
-
-def _map_operator(path: str, operator: str, operand: Any) -> Raw:
-    if operator in ("$ne", "$nin"):
-        return {"$nor": [_map_operator(path, "$eq" if operator == "$ne" else "$in", operand)]}
-    if operator == "$in":
-        return _any_of([_map_operator(path, "$eq", each) for each in operand])
-    if operator == "$not" and isinstance(operand, dict):
-        return {"$nor": [{"$and": _on_map(path, operand)}]}
-    if operator == "$eq" and isinstance(operand, dict):
-        return _equals_map(path, operand)
-    return {path: {operator: operand}}
-
-
-def _equals_map(path: str, value: Raw) -> Raw:
-    """Return the condition that a map has exactly these names and values, in any order."""
-    each = []
-    for name, item in value.items():
-        pair = _Pair(path, name)
-        if _has_unit(item):
-            each.append(pair.equals(item))
-        else:
-            # An array that contains the value is not equal to it.
-            single = {} if isinstance(item, list) else {"$not": {"$type": "array"}}
-            each.append(pair.holds({"v": {"$eq": item, **single}}))
-    return {"$and": [{path: {"$size": len(value)}}, *each]}
 
 
 # -- updates ------------------------------------------------------------------------------------------
@@ -260,7 +234,8 @@ def _pair_stage(operator: str, path: str, name: str, value: Any) -> Raw:
 
 def sorts_by_attribute(codec: Codec[Any], keys: Sequence[tuple[str, int]] | None) -> bool:
     """Whether a sort names an attribute, which only a pipeline can sort by."""
-    return bool(codec.pairs) and any(names_attribute(codec, path) for path, _ in keys or ())
+    attributes = [attribute_of(codec, path) for path, _ in keys or ()] if codec.pairs else []
+    return any(each is not None and each.name is not None for each in attributes)
 
 
 def refuse_attributes(codec: Codec[Any], keys: list[tuple[str, int]] | None) -> list[tuple[str, int]] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import bson
@@ -142,41 +142,6 @@ def _milliseconds(value: dt.datetime | DatetimeMS) -> int:
 
 # -- the server's order -------------------------------------------------------------------------------
 
-# The BSON types in the server's order: by their Python classes, and by the names that `$type` knows.
-TYPE_ORDER: tuple[tuple[tuple[type, ...], tuple[str, ...]], ...] = (
-    ((MinKey,), ("minKey",)),
-    ((type(None),), ("null",)),
-    (_NUMBER, ("double", "int", "long", "decimal")),
-    ((str,), ("string", "symbol")),
-    ((dict, DBRef), ("object",)),
-    ((list,), ("array",)),
-    ((bytes, Binary, UUID), ("binData",)),
-    ((ObjectId,), ("objectId",)),
-    ((bool,), ("bool",)),
-    ((dt.datetime, DatetimeMS), ("date",)),
-    ((Timestamp,), ("timestamp",)),
-    ((Regex,), ("regex",)),
-    ((Code,), ("javascript", "javascriptWithScope")),
-    ((MaxKey,), ("maxKey",)),
-)
-_RANKS = {python: rank for rank, (types, _) in enumerate(TYPE_ORDER) for python in types}
-
-
-def type_rank(value: Any) -> int:
-    """Return the position of a value's type in TYPE_ORDER."""
-    return next(_RANKS[base] for base in type(value).__mro__ if base in _RANKS)
-
-
-def type_names(types: Iterable[tuple[Any, tuple[str, ...]]]) -> list[str]:
-    """Return the names of these entries of TYPE_ORDER."""
-    return [name for _, names in types for name in names]
-
-
-def order_key(value: Any) -> tuple[int, Any]:
-    """Return a key that sorts values as the server does, across types."""
-    make_key = _ORDER_KEYS.get(TYPE_ORDER[rank := type_rank(value)][1][0])
-    return rank, value if make_key is None else make_key(value)
-
 
 def number_key(value: Any) -> tuple[int, Any]:
     """Return a key that sorts numbers as the server does, across their types: NaN is the least."""
@@ -194,15 +159,48 @@ def _binary_key(value: Any) -> tuple[int, int, bytes]:
     return len(data), 4 if isinstance(value, UUID) else getattr(value, "subtype", 0), data
 
 
-_ORDER_KEYS: Mapping[str, Any] = {
-    "double": number_key,
-    "object": _object_key,
-    "array": lambda value: [order_key(item) for item in value],
-    "binData": _binary_key,
-    "date": _milliseconds,
-    "regex": lambda value: (value.pattern, value.flags),
-    **dict.fromkeys(("minKey", "null", "maxKey"), lambda value: 0),
-}
+def _only(value: object) -> int:
+    """Return the key of a type that has a single value."""
+    return 0
+
+
+class BsonType(NamedTuple):
+    """A type by its Python classes, by the names that `$type` knows, and with what sorts its values."""
+
+    classes: tuple[type, ...]
+    names: tuple[str, ...]
+    key: Callable[[Any], Any] = lambda value: value
+
+
+# The BSON types in the server's order.
+TYPE_ORDER = (
+    BsonType((MinKey,), ("minKey",), _only),
+    BsonType((type(None),), ("null",), _only),
+    BsonType(_NUMBER, ("double", "int", "long", "decimal"), number_key),
+    BsonType((str,), ("string", "symbol")),
+    BsonType((dict, DBRef), ("object",), _object_key),
+    BsonType((list,), ("array",), lambda value: list(map(order_key, value))),
+    BsonType((bytes, Binary, UUID), ("binData",), _binary_key),
+    BsonType((ObjectId,), ("objectId",)),
+    BsonType((bool,), ("bool",)),
+    BsonType((dt.datetime, DatetimeMS), ("date",), _milliseconds),
+    BsonType((Timestamp,), ("timestamp",)),
+    BsonType((Regex,), ("regex",), lambda value: (value.pattern, value.flags)),
+    BsonType((Code,), ("javascript", "javascriptWithScope")),
+    BsonType((MaxKey,), ("maxKey",), _only),
+)
+_RANKS = {python: rank for rank, each in enumerate(TYPE_ORDER) for python in each.classes}
+
+
+def type_rank(value: Any) -> int:
+    """Return the position of a value's type in TYPE_ORDER."""
+    return next(_RANKS[base] for base in type(value).__mro__ if base in _RANKS)
+
+
+def order_key(value: Any) -> tuple[int, Any]:
+    """Return a key that sorts values as the server does, across types."""
+    rank = type_rank(value)
+    return rank, TYPE_ORDER[rank].key(value)
 
 
 def least(one: Any, other: Any) -> Any:

@@ -245,7 +245,7 @@ def _inside(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
     if kind in _WAYS_INSIDE:
         return _WAYS_INSIDE[kind](type_, parts)
     if kind in ("any", "custom") or parts[0].startswith("$"):
-        return [FieldType(type_.codec, certain=type_.certain and type_.free and type_.core_type == "any")]
+        return [FieldType(type_.codec, certain=type_.is_open and type_.core_type == "any")]
     raise _MissingField(parts[0], type_.codec, type_.shape)
 
 
@@ -253,7 +253,7 @@ def _in_nested(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
     nested = type_.codec.codec_of(type_.shape.python)
     # Where there is no nested document, the server makes one of this field alone.
     whole = type_.required or not any(each.info.is_required() for each in nested.fields)
-    return _in_model(nested, parts, certain=type_.certain and type_.free and whole)
+    return _in_model(nested, parts, certain=type_.is_open and whole)
 
 
 def _in_array(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:

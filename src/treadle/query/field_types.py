@@ -116,6 +116,11 @@ class FieldType:
         strict = config.get("strict") or config.get("allow_inf_nan") is False
         return free and unbounded and not strict
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any value of the type leaves everything around it valid."""
+        return self.certain and self.free
+
     @cached_property
     def _validate(self) -> Callable[[Any], Any] | None:
         return None if self._schema is None or self.shape == ANY else self._schema.validator()
@@ -191,8 +196,7 @@ class FieldType:
         def encoder() -> Encoder:
             return encoder_of(self.codec, shape)
 
-        certain, required = self.certain and self.free, not shape.optional
-        return FieldType(self.codec, shape, inner, encoder, certain=certain, required=required)
+        return FieldType(self.codec, shape, inner, encoder, certain=self.is_open, required=not shape.optional)
 
 
 def _has_own_form(shape: Shape) -> bool:

@@ -20,7 +20,7 @@ from bson.errors import BSONError
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS, Raw
-from treadle.query.comparison import TYPE_ORDER, is_nan, order_key, type_names, type_rank
+from treadle.query.comparison import TYPE_ORDER, is_nan, order_key, type_rank
 
 DIGEST_BYTES = 12
 _NAN = float("nan")
@@ -46,11 +46,11 @@ def _later(value: Any, ascending: bool, mixed: bool) -> list[Raw]:
     if value is None and ascending:
         return [{"$nin": [None, MinKey()]} if mixed else {"$ne": None}]
     rank = type_rank(value)
-    names = type_names(TYPE_ORDER[rank + 1 :] if ascending else TYPE_ORDER[:rank])
+    further = TYPE_ORDER[rank + 1 :] if ascending else TYPE_ORDER[:rank]
     # What is missing sorts with null, but has no type. Nothing compares with NaN, the least of numbers.
     exact = [each for each in (None, _NAN) if _comes_later(each, value, ascending)]
     conditions = _within_its_type(value, ascending) + ([{"$in": exact}] if exact else [])
-    types = [name for name in names if name != "null"] if mixed else []
+    types = [name for each in further for name in each.names if name != "null"] if mixed else []
     return [*conditions, {"$type": types}] if types else conditions
 
 

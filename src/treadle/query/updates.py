@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from treadle.errors import InvalidValue, UsageError
 from treadle.model.bson_types import Raw, Update, decimal_to_bson, from_bson, to_bson
 from treadle.model.encodable import too_deep
-from treadle.query.attributes import names_attribute, update_stages
+from treadle.query.attributes import update_stages
 from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
 from treadle.query.field_types import FieldType, Unjudgeable
 from treadle.query.filters import FilterParser, check_values, clean
@@ -239,7 +239,7 @@ def _inc(type_: FieldType, value: Any) -> tuple[Any, bool]:
     if type_.shape.kind != "scalar" or type_.core_type not in _AS_NUMBER:
         return value, False
     stored, certain = _AS_NUMBER[type_.core_type](from_bson(value))
-    return stored, certain and type_.certain and type_.free
+    return stored, certain and type_.is_open
 
 
 def _as_int(number: Any) -> tuple[Any, bool]:
@@ -269,7 +269,7 @@ def _mul(type_: FieldType, value: Any) -> tuple[Any, bool]:
 def _push(type_: FieldType, value: Any) -> tuple[Any, bool]:
     element = type_.element
     if element is None:
-        return value, type_.certain and type_.free and type_.core_type == "any"
+        return value, type_.is_open and type_.core_type == "any"
     if not (isinstance(value, dict) and "$each" in value):
         return _set(element, value)
     items = value["$each"]
@@ -278,24 +278,16 @@ def _push(type_: FieldType, value: Any) -> tuple[Any, bool]:
     return {**value, "$each": [element.stored(item) for item in items]}, element.certain
 
 
-def _pull(type_: FieldType, value: Any) -> tuple[Any, bool]:
-    return value, type_.certain and type_.free
-
-
 def _current_date(type_: FieldType, value: Any) -> tuple[Any, bool]:
-    is_date = value in (True, {"$type": "date"})
-    return value, is_date and type_.certain and type_.free and type_.core_type == "datetime"
-
-
-def _bit(type_: FieldType, value: Any) -> tuple[Any, bool]:
-    return value, type_.certain and type_.free and type_.core_type == "int"
+    return value, value in (True, {"$type": "date"}) and type_.is_open and type_.core_type == "datetime"
 
 
 _HANDLERS: dict[str, _Handler] = {
     **dict.fromkeys(("$set", "$setOnInsert", "$min", "$max"), _set),
     **dict.fromkeys(("$push", "$addToSet"), _push),
-    **dict.fromkeys(("$pull", "$pullAll", "$pop"), _pull),
-    "$unset": _unset, "$inc": _inc, "$mul": _mul, "$currentDate": _current_date, "$bit": _bit,
+    **dict.fromkeys(("$pull", "$pullAll", "$pop"), lambda type_, value: (value, type_.is_open)),
+    "$unset": _unset, "$inc": _inc, "$mul": _mul, "$currentDate": _current_date,
+    "$bit": lambda type_, value: (value, type_.is_open and type_.core_type == "int"),
     "$rename": lambda type_, value: (value, False),
 }  # fmt: skip
 
@@ -322,14 +314,21 @@ def _parse_pipeline(paths: FieldPaths, stages: Sequence[Any]) -> ParsedUpdate:
             code="field-maintained",
         )
     touched, remaining = _names_in(stages)
-    _refuse_attributes(paths, touched)
+    fields = [paths[path] for path in touched]
+    for field in fields:
+        if field.attribute is not None and field.attribute.name is not None:
+            raise UsageError(
+                f"a pipeline works on what is stored, where {field.path!r} is not a field: attributes are "
+                "stored as pairs; change it by operators, such as $set",
+                code="attributes-update",
+            )
     if rewrites:
         return ParsedUpdate(clean(list(stages)), None, False, paths.are_followed(None))
-    for path in touched:
+    for field in fields:
         # A name that the pipeline removes again is a variable of its own.
-        _check_name(paths[path], unchecked=path not in remaining)
-    plain_paths = frozenset(paths[path].plain for path in touched)
-    return ParsedUpdate(clean(list(stages)), plain_paths, False, paths.are_followed(plain_paths))
+        _check_name(field, unchecked=field.path not in remaining)
+    plain_paths = frozenset(field.plain for field in fields)
+    return ParsedUpdate(clean(list(stages)), plain_paths, False, any(field.is_followed for field in fields))
 
 
 def _names_in(stages: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
@@ -342,13 +341,3 @@ def _names_in(stages: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
         touched |= names
         remaining = remaining - names if operator == "$unset" else remaining | names
     return touched, remaining
-
-
-def _refuse_attributes(paths: FieldPaths, names: set[str]) -> None:
-    for name in names:
-        if names_attribute(paths.codec, name):
-            raise UsageError(
-                f"a pipeline works on what is stored, where {name!r} is not a field: attributes are stored "
-                "as pairs; change it by operators, such as $set",
-                code="attributes-update",
-            )

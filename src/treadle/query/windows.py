@@ -31,9 +31,8 @@ _MONTHS = {"month": 1, "quarter": 3, "year": 12}
 _NONE = dt.timedelta(0)
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _HOUR = dt.timedelta(hours=1)
-_EPOCH = dt.datetime(1970, 1, 1)
-# The first of January 1970 was a Thursday; weeks begin on Monday.
-_FIRST_MONDAY = dt.timedelta(days=4)
+# A Monday, on which windows of all fixed lengths begin.
+_FIRST = dt.datetime(1970, 1, 5)
 # Zones have moved by as much as a day, when they crossed the date line.
 ZONE_MARGIN = dt.timedelta(hours=26)
 # Python knows the years 1 to 9999; in a zone a window may begin in the year before.
@@ -70,11 +69,6 @@ class Window(NamedTuple):
         """How long a window is where no clock is moved; the longest of months, quarters and years."""
         return LONGEST[self.unit] * self.size
 
-    @property
-    def _shift(self) -> dt.timedelta:
-        """When a window begins, after the first of January 1970."""
-        return _FIRST_MONDAY if self.unit == "week" else _NONE
-
     def start_of(self, date: Any) -> dt.datetime | None:
         """Return the first instant of a date's window in UTC; None where it has no window."""
         if not isinstance(date, dt.datetime):
@@ -86,7 +80,7 @@ class Window(NamedTuple):
         if months:
             month = date.month - (date.month - 1) % months
             return date.replace(month=month, day=1, hour=0, minute=0, second=0, microsecond=0)
-        past: dt.timedelta = (date.replace(tzinfo=None) - _EPOCH - self._shift) % self.length
+        past: dt.timedelta = (date.replace(tzinfo=None) - _FIRST) % self.length
         return date - past
 
     def span(self, start: dt.datetime) -> tuple[dt.datetime, dt.datetime]:
@@ -119,27 +113,25 @@ class Window(NamedTuple):
 
     def _start(self, date: str) -> Any:
         months = _MONTHS.get(self.unit)
-        if not months:
-            if self.utc:
-                return {"$subtract": [date, _remainder(self._since(date), self.length)]}
-            if self.length <= _HOUR:
-                return self._short(date)
-            if self.size > 1:
-                return self._by_the_clock(date)
+        if self.utc and not months:
+            return {"$subtract": [date, _remainder(date, self.length)]}
+        if self.length <= _HOUR:
+            return self._short(date)
         parts: dict[str, Any] = {"year": "$$p.year", "month": "$$p.month", "timezone": self.timezone}
-        if self.unit == "day":
-            parts["day"] = "$$p.day"
+        if months:
+            past = {"$mod": [{"$subtract": ["$$p.month", 1]}, months]}
+            parts["month"] = {"$subtract": ["$$p.month", past]}
         elif self.unit == "week":
             weekday = {"$isoDayOfWeek": {"date": date, "timezone": self.timezone}}
             parts["day"] = {"$subtract": ["$$p.day", {"$subtract": [weekday, 1]}]}
-        elif months != 1:
-            past = {"$mod": [{"$subtract": ["$$p.month", 1]}, months]}
-            parts["month"] = {"$subtract": ["$$p.month", past]}
-        return {"$let": {"vars": {"p": self._parts(date)}, "in": {"$dateFromParts": parts}}}
-
-    def _since(self, date: Any) -> Any:
-        """Return the milliseconds from the beginning of some window to a date."""
-        return {"$subtract": [{"$toLong": date}, self._shift // _MILLISECOND]}
+        else:
+            parts["day"] = "$$p.day"
+        start: Any = {"$dateFromParts": parts}
+        if self.unit == "hour":
+            parts["hour"] = {"$subtract": ["$$p.hour", {"$mod": ["$$p.hour", self.size]}]}
+            # Of a time that occurs twice the server takes the second, which may lie after the date.
+            start = {"$min": [start, self._hour(date)]}
+        return {"$let": {"vars": {"p": self._parts(date)}, "in": start}}
 
     def _short(self, date: str) -> Any:
         """Return the start of an hour or a part of one; each hour on the clock begins a window."""
@@ -148,30 +140,6 @@ class Window(NamedTuple):
             return hour
         past = {"$mod": [{"$subtract": [date, "$$hour"]}, self.length // _MILLISECOND]}
         return {"$let": {"vars": {"hour": hour}, "in": {"$subtract": [date, past]}}}
-
-    def _by_the_clock(self, date: str) -> Any:
-        """Return the start of several hours: the last beginning that is not after the date.
-
-        The zone's clock is read as if it were UTC, and cut. The time that it then shows may not exist or
-        occur twice, so the neighbouring beginnings are computed too.
-        """
-        names = ("year", "month", "day", "hour", "minute", "second", "millisecond")
-        clock = {"$dateFromParts": {name: f"$$p.{name}" for name in names}}
-        local = {"$let": {"vars": {"p": self._parts(date)}, "in": clock}}
-        begun = {"$subtract": ["$$local", _remainder(self._since("$$local"), self.length)]}
-        length = self.length // _MILLISECOND
-        instants = {}
-        # Islands have skipped whole days; the same time of the day before did exist.
-        day = LONGEST["day"] // _MILLISECOND
-        for name, move in (("next", length), ("same", 0), ("before", -length), ("day_before", -day)):
-            parts = {"$dateToParts": {"date": {"$add": ["$$begun", move]}}}
-            there = {"$dateFromParts": {**{each: f"$$q.{each}" for each in names}, "timezone": self.timezone}}
-            instants[name] = {"$let": {"vars": {"q": parts}, "in": there}}
-        chosen: Any = "$$day_before"
-        for name in ("before", "same", "next"):
-            chosen = {"$cond": [{"$lte": [f"$${name}", date]}, f"$${name}", chosen]}
-        inner = {"$let": {"vars": instants, "in": chosen}}
-        return {"$let": {"vars": {"local": local}, "in": {"$let": {"vars": {"begun": begun}, "in": inner}}}}
 
     def _parts(self, date: str) -> Any:
         return {"$dateToParts": {"date": date, "timezone": self.timezone}}
@@ -194,10 +162,11 @@ class Window(NamedTuple):
         return {"$let": {"vars": {"start": start}, "in": inner}}
 
 
-def _remainder(number: Any, length: dt.timedelta) -> Any:
-    """Return the remainder of milliseconds; before 1970 `$mod` is negative, so it is taken twice."""
+def _remainder(date: str, length: dt.timedelta) -> Any:
+    """Return how many milliseconds of a window have passed."""
     whole = length // _MILLISECOND
-    return {"$mod": [{"$add": [{"$mod": [number, whole]}, whole]}, whole]}
+    # Before 1970 `$mod` is negative, so it is taken twice.
+    return {"$mod": [{"$add": [{"$mod": [{"$subtract": [date, _FIRST]}, whole]}, whole]}, whole]}
 
 
 def _shifted(date: dt.datetime, by: dt.timedelta) -> dt.datetime:
