@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import RLock
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -44,23 +43,15 @@ class InvalidDocument(DataError):
 class Codec(ModelCodec, Generic[M]):
     """How documents of one model are written and read; made by `codec_of`."""
 
-    # Of the codec that a Store makes for a model with kinds or versions: the condition of the
-    # model's own documents, the fields that only Treadle writes, the codecs of its kinds,
-    # and whether stored documents may have other field names.
-    scope: Mapping[str, Any] = MappingProxyType({})
-    owned: frozenset[str] = frozenset()
-    kinds: tuple[Codec[Any], ...] = ()
-    has_former_names = False
     model: type[M]
     codec_of: Callable[[type[BaseModel]], Codec[Any]]
 
     def __init__(self, model: type[M], codec_of: Callable[[type[BaseModel]], Codec[Any]]) -> None:
         self.model = model
         self.codec_of = codec_of
-        self.by_name: dict[str, StoredField] = {}
-        self.by_stored: dict[str, StoredField] = {}
-        # The maps that are stored as pairs, by stored path.
-        self.pairs: dict[str, Shape] = {}
+        self.by_name = {}
+        self.by_stored = {}
+        self.pairs = {}
         self._validate: Callable[[Any], M] = model.__pydantic_validator__.validate_python
 
     def dump(self, value: Any, altered: Altered) -> Raw:

@@ -26,9 +26,9 @@ from pydantic.fields import FieldInfo
 from treadle.errors import UsageError
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED, to_bson
-from treadle.model.codec import Codec, codec_of
+from treadle.model.codec import codec_of
 from treadle.model.dump import has_model_serializer, type_adapter
-from treadle.model.shape import Annotation, Kind, Shape, StoredField
+from treadle.model.shape import Annotation, Kind, ModelCodec, Shape, StoredField
 
 Schema = dict[str, Any]
 # The models around a value, outermost first; the last one's configuration applies.
@@ -60,7 +60,7 @@ _CONSTRAINTS = {keyword for limits in _LIMITS.values() for keyword in limits.val
 }  # fmt: skip
 
 
-def model_schema(codec: Codec[Any]) -> Schema:
+def model_schema(codec: ModelCodec) -> Schema:
     """Return the `$jsonSchema` of a document."""
     schema = _object(codec, ())
     if schema.get("additionalProperties") is False:
@@ -78,7 +78,7 @@ def _types(schema: Schema, default: Sequence[str] = ()) -> list[str]:
     return [types] if isinstance(types, str) else list(types)
 
 
-def _object(codec: Codec[Any], inside: Path) -> Schema:
+def _object(codec: ModelCodec, inside: Path) -> Schema:
     model = codec.model
     if model in inside:
         # Draft 4 without $ref cannot say "the same again".

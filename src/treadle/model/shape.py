@@ -17,8 +17,9 @@ import types
 import typing
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import typing_extensions
@@ -93,15 +94,25 @@ class StoredField:
 
 
 class ModelCodec:
-    """The part of a codec that the modules below `codec.py` need."""
+    """The part of a codec that does not depend on the type of its model."""
 
     model: type[BaseModel]
     fields: tuple[StoredField, ...] = ()
+    by_name: dict[str, StoredField]
     by_stored: dict[str, StoredField]
+    # The maps that are stored as pairs, by stored path.
+    pairs: dict[str, Shape]
     # The codecs of the models inside this one.
     codec_of: Callable[[type[BaseModel]], ModelCodec]
     # False while the codec is compiled, which a model that contains itself can observe.
     ready = False
+    # Of the codec that a Store makes for a model with kinds or versions: the condition of the
+    # model's own documents, the fields that only Treadle writes, the codecs of its kinds,
+    # and whether stored documents may have other field names.
+    scope: Mapping[str, Any] = MappingProxyType({})
+    owned: frozenset[str] = frozenset()
+    kinds: tuple[ModelCodec, ...] = ()
+    has_former_names = False
     _dump: Callable[[Any, list[Any]], Any]
     _adapt: Callable[[Any], Any] | None = None
 

@@ -18,7 +18,7 @@ from bson import Regex
 from treadle.errors import UsageError
 from treadle.model.attributes import is_measured
 from treadle.model.bson_types import Raw
-from treadle.model.codec import Codec
+from treadle.model.shape import ModelCodec
 
 SORTED = "_treadle_sort"
 PATTERNS = (re.Pattern, Regex)
@@ -34,7 +34,7 @@ class Attribute(NamedTuple):
     is_measured: bool
 
 
-def attribute_of(codec: Codec[Any], path: str) -> Attribute | None:
+def attribute_of(codec: ModelCodec, path: str) -> Attribute | None:
     """Return the attribute that a stored path names, if it names one."""
     for map_path, shape in codec.pairs.items():
         if path == map_path or path.startswith(f"{map_path}."):
@@ -232,13 +232,13 @@ def _pair_stage(operator: str, path: str, name: str, value: Any) -> Raw:
 # -- sorts --------------------------------------------------------------------------------------------
 
 
-def sorts_by_attribute(codec: Codec[Any], keys: Sequence[tuple[str, int]] | None) -> bool:
+def sorts_by_attribute(codec: ModelCodec, keys: Sequence[tuple[str, int]] | None) -> bool:
     """Whether a sort names an attribute, which only a pipeline can sort by."""
     attributes = [attribute_of(codec, path) for path, _ in keys or ()] if codec.pairs else []
     return any(each is not None and each.name is not None for each in attributes)
 
 
-def refuse_attributes(codec: Codec[Any], keys: list[tuple[str, int]] | None) -> list[tuple[str, int]] | None:
+def refuse_attributes(codec: ModelCodec, keys: list[tuple[str, int]] | None) -> list[tuple[str, int]] | None:
     """Return the keys of a sort; refuses those that name an attribute."""
     if sorts_by_attribute(codec, keys):
         raise UsageError(
@@ -247,7 +247,7 @@ def refuse_attributes(codec: Codec[Any], keys: list[tuple[str, int]] | None) -> 
     return keys
 
 
-def sorting_stages(codec: Codec[Any], keys: Sequence[tuple[str, int]]) -> tuple[list[Raw], Raw]:
+def sorting_stages(codec: ModelCodec, keys: Sequence[tuple[str, int]]) -> tuple[list[Raw], Raw]:
     """Return the stages that sort by attributes, and the one that removes what they added."""
     computed: Raw = {}
     sort: Raw = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.model.codec import Codec
+from treadle.model.shape import ModelCodec
 from treadle.query.field_paths import FieldPaths
 from treadle.query.paths import plain
 
@@ -20,7 +20,7 @@ _DOCUMENT = ("$$ROOT", "$$CURRENT")
 _PAIR = ("k", "v", "u")
 
 
-def require_known_names(expression: Any, codec: Codec[Any], label: str) -> None:
+def require_known_names(expression: Any, codec: ModelCodec, label: str) -> None:
     """Raise `DeclarationError` if an expression over a model's documents names a field that they do not have.
 
     A field of a kind below the model is known, and so is any name below a dict. `label` says whose

@@ -18,9 +18,8 @@ from bson import ObjectId
 from treadle.errors import UsageError
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED
-from treadle.model.codec import Codec
 from treadle.model.encodable import refuse_unsendable
-from treadle.model.shape import Shape
+from treadle.model.shape import ModelCodec, Shape
 from treadle.query.attributes import Attribute, attribute_of
 from treadle.query.field_types import ANY, FieldType, field_type, undeclared
 from treadle.query.paths import ARRAYS, overlap, plain, suggestion
@@ -89,7 +88,7 @@ class FieldPaths(dict[str, FieldPath]):
 
     def __init__(
         self,
-        codec: Codec[Any],
+        codec: ModelCodec,
         maintained: Mapping[str, Maintained] = MappingProxyType({}),
         followed: Collection[str] | None = (),
     ) -> None:
@@ -126,19 +125,17 @@ class FieldPaths(dict[str, FieldPath]):
         )
 
     def _compile(self, path: str) -> FieldPath:
-        by_kind, unknown = self._types(path)
-        types = [each for group in by_kind for each in group]
+        types, unknown = self._types(path)
+        agreed = bool(types) and all(each.shape == types[0].shape for each in types)
+        judges = types if agreed else [FieldType(self.codec)]
         elements = [element for each in types for element in _elements(each.shape)]
-        judges = _judges(by_kind) or [FieldType(self.codec)]
-        # Kinds without the field, to whose documents the value may go as well.
-        absent = [] if len(by_kind) > len(self.codec.kinds) else [*map(undeclared, self._kinds())]
         short = plain(path)
         return FieldPath(
             path=path,
             plain=short,
             type=judges[0],
             others=tuple(judges[1:]),
-            certain=all(each.certain for each in [*judges, *absent]),
+            certain=all(each.certain for each in [*judges, *self._kinds_without(types)]),
             holds_ids=bool(elements) and all(each.python is ObjectId for each in elements),
             holds_fields=any(each.kind in ("model", "map") for each in elements),
             serialized=tuple(each for type_ in types for each in type_.serialized),
@@ -149,21 +146,25 @@ class FieldPaths(dict[str, FieldPath]):
             is_followed=self.are_followed((short,)),
         )
 
-    def _kinds(self) -> tuple[Codec[Any], ...]:
+    def _kinds(self) -> tuple[ModelCodec, ...]:
         return (self.codec, *self.codec.kinds)
 
-    def _types(self, path: str) -> tuple[list[list[FieldType]], Refusal | None]:
+    def _kinds_without(self, types: Sequence[FieldType]) -> list[FieldType]:
+        """Return what the path is in kinds that lack it, to whose documents a value may go as well."""
+        return [] if len(types) > len(self.codec.kinds) else list(map(undeclared, self._kinds()))
+
+    def _types(self, path: str) -> tuple[list[FieldType], Refusal | None]:
         """Return what a path leads to, in each kind that has it; or why no kind has it."""
         parts = path.split(".")
         if parts[0] == RESERVED or parts[0] in self.codec.owned:
             return [], None
-        by_kind, missing = [], []
+        types, missing = [], []
         for codec in self._kinds():
             try:
-                by_kind.append(_in_model(codec, parts, certain=True))
+                types.append(_in_model(codec, parts, certain=True))
             except _MissingField as error:
                 missing.append(error)
-        return by_kind, None if by_kind else _unknown(self.codec, missing)
+        return types, None if types else _unknown(self.codec, missing)
 
     def _refused_name(self, path: str) -> Refusal | None:
         """Return why a path may not be updated, if its name alone says so."""
@@ -200,13 +201,6 @@ class FieldPaths(dict[str, FieldPath]):
         return self.maintained[maintained].refilled and maintained.startswith(f"{short}.")
 
 
-def _judges(by_kind: Sequence[Sequence[FieldType]]) -> list[FieldType]:
-    """Return the types that judge a value, one per kind; none where they disagree."""
-    single = [group[0] for group in by_kind if len(group) == 1]
-    agreed = len(single) == len(by_kind) and all(each.shape == single[0].shape for each in single)
-    return single if agreed else []
-
-
 def _elements(shape: Shape) -> list[Shape]:
     """Return the shape itself, or what arrays of it hold."""
     if shape.kind not in ARRAYS:
@@ -220,80 +214,86 @@ def _elements(shape: Shape) -> list[Shape]:
 class _MissingField(Exception):
     """A model has no such field, or a value has no fields at all."""
 
-    def __init__(self, name: str, codec: Codec[Any], shape: Shape | None = None) -> None:
+    def __init__(self, name: str, codec: ModelCodec, shape: Shape | None = None) -> None:
         super().__init__(name)
         self.name = name
         self.codec = codec
         self.shape = shape
 
 
-def _in_model(codec: Codec[Any], parts: Sequence[str], *, certain: bool) -> list[FieldType]:
-    """Return what a path within a model leads to: several types where a union or a tuple lies on the way."""
+def _in_model(codec: ModelCodec, parts: Sequence[str], *, certain: bool) -> FieldType:
+    """Return what a path within a model leads to."""
     name, root = parts[0], codec.model.__pydantic_root_model__
     field = None if root else codec.by_stored.get(name)
     if field is not None:
         return _inside(field_type(codec, field, certain=certain), parts[1:])
     if not root and (codec.model.model_config.get("extra") != "allow" or name in codec.by_name):
         raise _MissingField(name, codec)
-    return [undeclared(codec)]
+    return undeclared(codec)
 
 
-def _inside(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+def _inside(type_: FieldType, parts: Sequence[str]) -> FieldType:
     kind = type_.shape.kind
     if not parts:
-        return [type_]
+        return type_
     if kind in _WAYS_INSIDE:
         return _WAYS_INSIDE[kind](type_, parts)
     if kind in ("any", "custom") or parts[0].startswith("$"):
-        return [FieldType(type_.codec, certain=type_.is_open and type_.core_type == "any")]
+        return FieldType(type_.codec, certain=type_.is_open and type_.core_type == "any")
     raise _MissingField(parts[0], type_.codec, type_.shape)
 
 
-def _in_nested(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+def _in_nested(type_: FieldType, parts: Sequence[str]) -> FieldType:
     nested = type_.codec.codec_of(type_.shape.python)
     # Where there is no nested document, the server makes one of this field alone.
     whole = type_.required or not any(each.info.is_required() for each in nested.fields)
     return _in_model(nested, parts, certain=type_.is_open and whole)
 
 
-def _in_array(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+def _in_array(type_: FieldType, parts: Sequence[str]) -> FieldType:
     """The same in an array: at a position, or straight into the elements."""
     codec, head = type_.codec, parts[0]
-    positioned = head.isdigit() or head.startswith("$")
-    element = type_.element
-    if element is None:
-        elements = [FieldType(codec, each) for each in type_.shape.items or (ANY,)]
-    else:
-        elements = [copy.copy(element)]
-        # A position beyond the end makes new elements, and a path without one an object where no array is.
-        elements[0].certain = element.certain and head.startswith("$")
-    return [found for each in elements for found in _inside(each, parts[1:] if positioned else parts)]
+    rest = parts[1:] if head.isdigit() or head.startswith("$") else parts
+    if type_.element is None:
+        items = type_.shape.items or (ANY,)
+        return _common(codec, [_inside(FieldType(codec, each), rest) for each in items])
+    element = copy.copy(type_.element)
+    # A position beyond the end makes new elements, and a path without one an object where no array is.
+    element.certain = element.certain and head.startswith("$")
+    return _inside(element, rest)
 
 
-def _in_map(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+def _in_map(type_: FieldType, parts: Sequence[str]) -> FieldType:
     """The same in a dict, whose keys are the callers' and may contain dots."""
     if len(type_.shape.items) < 2:
-        return [FieldType(type_.codec)]
+        return FieldType(type_.codec)
     if is_paired(type_.shape):
-        return [type_.map_value(".".join(parts))]
+        return type_.map_value(".".join(parts))
     try:
         return _inside(type_.map_value(parts[0]), parts[1:])
     except _MissingField:
-        return [FieldType(type_.codec)]
+        return FieldType(type_.codec)
 
 
-def _in_union(type_: FieldType, parts: Sequence[str]) -> list[FieldType]:
+def _in_union(type_: FieldType, parts: Sequence[str]) -> FieldType:
     """The same in a union, of which one member must have the rest of the path."""
     types: list[FieldType] = []
     missing: list[_MissingField] = []
     for item in type_.shape.items:
         try:
-            types += _inside(FieldType(type_.codec, item), parts)
+            types.append(_inside(FieldType(type_.codec, item), parts))
         except _MissingField as error:
             missing.append(error)
     if not types and missing:
         raise missing[0]
-    return types
+    return _common(type_.codec, types)
+
+
+def _common(codec: ModelCodec, types: Sequence[FieldType]) -> FieldType:
+    """Return the type of what several lead to: of anything, where they differ."""
+    shapes = [each.shape for each in types]
+    shape = shapes[0] if shapes and all(each == shapes[0] for each in shapes) else ANY
+    return types[0] if len(types) == 1 else FieldType(codec, shape)
 
 
 _WAYS_INSIDE = {
@@ -304,7 +304,7 @@ _WAYS_INSIDE = {
 }
 
 
-def _unknown(codec: Codec[Any], missing: Sequence[_MissingField]) -> Refusal:
+def _unknown(codec: ModelCodec, missing: Sequence[_MissingField]) -> Refusal:
     first = max(missing, key=lambda each: each.codec is not codec)
     model, name = first.codec.model.__name__, first.name
     if first.shape is not None:

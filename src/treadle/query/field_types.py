@@ -22,7 +22,7 @@ from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import Codec, StoredField
 from treadle.model.dump import Encoder, encoder_of, field_encoder, own_serializers
-from treadle.model.shape import Shape
+from treadle.model.shape import ModelCodec, Shape
 from treadle.query.paths import ARRAYS
 
 M = TypeVar("M", bound=BaseModel)
@@ -75,7 +75,7 @@ class FieldType:
 
     def __init__(
         self,
-        codec: Codec[Any],
+        codec: ModelCodec,
         shape: Shape = ANY,
         schema: Schema | None = None,
         encoder: Callable[[], Encoder | None] = lambda: None,
@@ -204,14 +204,14 @@ def _has_own_form(shape: Shape) -> bool:
     return shape.kind == "custom" or (shape.kind == "map" and any(map(_has_own_form, shape.items[1:])))
 
 
-def undeclared(codec: Codec[Any]) -> FieldType:
+def undeclared(codec: ModelCodec) -> FieldType:
     """Return the type of a field that a model does not declare, and so perhaps ignores."""
     ignored = codec.model.model_config.get("extra") in (None, "ignore")
     whole = codec.model.__pydantic_root_model__ or judges_the_whole(codec.model)
     return FieldType(codec, certain=ignored and not whole)
 
 
-def field_type(codec: Codec[Any], field: StoredField, *, certain: bool = True) -> FieldType:
+def field_type(codec: ModelCodec, field: StoredField, *, certain: bool = True) -> FieldType:
     """Return the type of a model's field, validators included."""
     schema = _field_schema(codec.model, field.name)
     alone = schema is not None and not _needs_others(schema.schema)

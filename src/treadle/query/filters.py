@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import Raw, key_to_bson, to_bson
-from treadle.model.codec import Codec
 from treadle.model.encodable import refuse_unsendable, too_deep
+from treadle.model.shape import ModelCodec
 from treadle.model.text import quote
 from treadle.query.attributes import attribute_conditions
 from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
@@ -104,7 +104,7 @@ def parse_filter(paths: FieldPaths, filter: Any, scope: Raw | None = None) -> Ra
     return confine(paths.codec, parser.parse(filter), scope)
 
 
-def parse_condition(codec: Codec[Any], condition: Mapping[str, Any]) -> Raw:
+def parse_condition(codec: ModelCodec, condition: Mapping[str, Any]) -> Raw:
     """Return the condition of a declaration as the server evaluates it."""
     paths = FieldPaths(codec)
     return FilterParser(paths, paths.__getitem__).parse(condition)
@@ -119,7 +119,7 @@ def parse_match(paths: FieldPaths, condition: Mapping[str, Any]) -> Raw:
     return parser.parse(condition)
 
 
-def confine(codec: Codec[Any], filter: Raw, scope: Mapping[str, Any] | None = None) -> Raw:
+def confine(codec: ModelCodec, filter: Raw, scope: Mapping[str, Any] | None = None) -> Raw:
     """Return a filter that finds only the model's own documents, or those of another scope.
 
     The scope stands beside the caller's conditions, so that the server can use a partial index.

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from treadle.errors import DeclarationError, UsageError
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import Raw
-from treadle.model.codec import Codec, StoredField, codec_of
-from treadle.model.shape import Shape
+from treadle.model.codec import StoredField, codec_of
+from treadle.model.shape import ModelCodec, Shape
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple"})
 # Where a DBRef holds the id of the document that it refers to.
@@ -54,12 +54,12 @@ class Path(NamedTuple):
         return max((number + 1 for number, step in enumerate(self.steps) if step.array), default=0)
 
 
-def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
+def resolve(codec: ModelCodec, path: str, where: str, code: str) -> Path:
     """Return the path that Python (or stored) names describe; raises `DeclarationError` if there is none."""
     if not isinstance(path, str):
         raise DeclarationError(f"{where} names {path!r}; it takes the name of a field", code=code)
     steps: list[Step] = []
-    current: Codec[Any] | None = codec
+    current: ModelCodec | None = codec
     shape = Shape("any", Any)
     for name in path.split("."):
         if current is not None:
@@ -80,7 +80,7 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
     return Path(tuple(steps), shape, ".".join(step.stored for step in steps))
 
 
-def _declared(codec: Codec[Any], path: str, name: str, where: str, code: str) -> StoredField:
+def _declared(codec: ModelCodec, path: str, name: str, where: str, code: str) -> StoredField:
     declared = codec.by_name.get(name) or codec.by_stored.get(name)
     if declared is None:
         raise DeclarationError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import decimal
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bson.decimal128 import Decimal128
@@ -315,13 +315,7 @@ def _parse_pipeline(paths: FieldPaths, stages: Sequence[Any]) -> ParsedUpdate:
         )
     touched, remaining = _names_in(stages)
     fields = [paths[path] for path in touched]
-    for field in fields:
-        if field.attribute is not None and field.attribute.name is not None:
-            raise UsageError(
-                f"a pipeline works on what is stored, where {field.path!r} is not a field: attributes are "
-                "stored as pairs; change it by operators, such as $set",
-                code="attributes-update",
-            )
+    _refuse_attributes(fields)
     if rewrites:
         return ParsedUpdate(clean(list(stages)), None, False, paths.are_followed(None))
     for field in fields:
@@ -341,3 +335,13 @@ def _names_in(stages: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[str]]:
         touched |= names
         remaining = remaining - names if operator == "$unset" else remaining | names
     return touched, remaining
+
+
+def _refuse_attributes(fields: Iterable[FieldPath]) -> None:
+    for field in fields:
+        if field.attribute is not None and field.attribute.name is not None:
+            raise UsageError(
+                f"a pipeline works on what is stored, where {field.path!r} is not a field: attributes are "
+                "stored as pairs; change it by operators, such as $set",
+                code="attributes-update",
+            )
