@@ -1914,7 +1914,6 @@ def test_a_deadline_that_passed(shapes):
         hurried.count(Shelf)
 
 
-@missing(2, "write_versions= works with derived values")
 def test_write_versions_with_derived_values(database):
     class Team(Document, collection="teams"):
         id: str

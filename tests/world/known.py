@@ -142,19 +142,6 @@ def defect(name: str, features: str, *must: str, may: tuple[str, ...] = (), mode
 
 
 DEFECTS: list[Defect] = [
-    # A Store that writes an older version refuses inserts of documents whose derived fields differ in it.
-    defect(
-        "r01",
-        "item.write_versions",
-        "call insert_items",
-        may=(*AGGREGATES, *COPIES, *ROLLUPS, "score", *CALLS),
-    ),
-    defect(
-        "r01",
-        "owner.write_versions",
-        "call insert_owner",
-        may=(*AGGREGATES, *COPIES, "level", *CALLS),
-    ),
     # The last state of a deleted document stays open.
     defect("q02", "item.history", "history", modes="schedule"),
 ]

@@ -14,7 +14,7 @@ from bson import ObjectId
 from pymongo.errors import BulkWriteError, WriteError
 
 from treadle.engine.pages import by_ids
-from treadle.engine.version_upgrade import matches_outdated, read_current
+from treadle.engine.version_upgrade import lowered, matches_outdated, read_current
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.rule import ModelEntry
@@ -123,6 +123,8 @@ def insert(entry: ModelEntry[D], document: D) -> Plan[D]:
     altered: list[Any] = []
     raw = dump(entry, document, altered)
     stored = as_stored(entry, document, raw, altered)
+    if entry.versions.writes_older:
+        (raw,) = yield from lowered(entry, [raw])
     try:
         yield Call(entry.collection, "insert_one", (raw,), NO_OPTIONS, ids=(raw["_id"],))
     except Exception as error:
@@ -144,6 +146,7 @@ def insert_many(entry: ModelEntry[D], documents: Iterable[D], together: bool = T
     stored = documents
     if altered:
         stored = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
+    raws = yield from lowered(entry, raws)
     with translated(entry.model.__name__, raws):
         for chunk in chunks(raws, entry.limits.insert_max):
             if together:
@@ -197,6 +200,7 @@ def insert_past_refused(
             continue
         raws.append(raw)
         positions.append(position)
+    raws = yield from lowered(entry, raws)
     try:
         if raws:
             yield Call(entry.collection, "insert_many", (raws,), {"ordered": False})

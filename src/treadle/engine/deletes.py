@@ -231,7 +231,7 @@ def follow_references(
         keys = rule.names_of(befores)
         if rule.on_delete not in ("clear", "cascade") or not keys:
             continue
-        yield from upgrade_matching_upgraded(rule.target, rule.referring(*keys))
+        yield from upgrade_matching_upgraded(rule.target, rule.referring(*keys), changes)
         referring = yield from find(rule.target.collection, rule.referring(*keys), limit=most + 1)
         if len(referring) > most:
             raise _too_large(entry, rule)
@@ -276,17 +276,16 @@ def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Pla
 def check_restrictions(rules: Sequence[CopyRule], befores: Sequence[Raw]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
     for rule in rules:
-        condition = rule.referring(*rule.names_of(befores))
-        yield from upgrade_matching_upgraded(rule.target, condition)
-        yield from refuse_if_referred(rule, condition)
+        yield from refuse_if_referred(rule, rule.referring(*rule.names_of(befores)))
 
 
 def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
-    other = yield from find_one(rule.target.collection, condition, {"_id": 1})
-    if other is not None:
+    others = yield from rule.target.targets.find(condition, limit=1)
+    if others:
+        key = others[0].document["_id"]
         raise DataError(
             f"this {rule.source.model.__name__} cannot be deleted, because {rule.target.model.__name__} "
-            f"{other['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
+            f"{key!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
             code="reference-restricted",
         )
 

@@ -13,6 +13,7 @@ from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.references import compute_formulas, fill_own, require_filled
 from treadle.engine.validation import as_written
+from treadle.engine.version_upgrade import lowered
 from treadle.errors import UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
@@ -117,12 +118,15 @@ class Insert(Write[list[D]]):
         return both
 
     def _store_alone(self) -> Plan[list[Raw]]:
+        def store() -> Plan[list[Raw]]:
+            return (yield from self._store(Changes(), alone=True))
+
         if len(self.batch.raws) == 1 or (yield from is_inside()):
-            return (yield from self._store(Changes()))
+            return (yield from store())
         # All or none, whether or not anything follows.
         if (yield from server_facts()).transactions:
-            return (yield from transact(lambda: self._store(Changes())))
-        return (yield from self._store(Changes(), undo=True))
+            return (yield from transact(store))
+        return (yield from self._store(Changes(), alone=True, undo=True))
 
     def apply(self, changes: Changes) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
@@ -146,8 +150,11 @@ class Insert(Write[list[D]]):
         changes.note_new_ids(entry, [raw["_id"] for raw, is_new in fresh if is_new])
         return raws
 
-    def _store(self, changes: Changes, undo: bool = False) -> Plan[list[Raw]]:
-        """Store the documents, with what rules put into them and write beside them."""
+    def _store(self, changes: Changes, *, alone: bool = False, undo: bool = False) -> Plan[list[Raw]]:
+        """Store the documents, with what rules put into them and write beside them.
+
+        Where this is `alone`, no last step of a commit lowers them.
+        """
         entry, derived, batch = self.entry, self._derived, self.batch
         batch.order = None
         if derived.touches[True]:
@@ -157,13 +164,16 @@ class Insert(Write[list[D]]):
             states[rule] = yield from rule.before_insert(batch, changes)
         if derived.fills:
             yield from fill_own(entry, [(None, raw) for raw in batch.raws])
+        raws = batch.order or batch.raws
+        if alone:
+            raws = yield from lowered(entry, raws)
         with crud.translated(entry.model.__name__, batch.raws, entry):
-            if len(batch.raws) == 1:
-                yield Call(entry.collection, "insert_one", (batch.raws[0],))
+            if len(raws) == 1:
+                yield Call(entry.collection, "insert_one", (raws[0],))
             elif undo:
-                yield from crud.insert_or_undo(entry.collection, batch.order or batch.raws)
+                yield from crud.insert_or_undo(entry.collection, raws)
             else:
-                yield from insert_many(entry.collection, batch.order or batch.raws)
+                yield from insert_many(entry.collection, raws)
         for rule in derived.after_insert:
             yield from rule.after_insert(batch, states.get(rule), changes)
         return batch.raws

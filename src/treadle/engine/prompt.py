@@ -29,7 +29,7 @@ class Prompt(Generic[D]):
         self._pending = pending
         self._name = entry.model.__name__
         self._reads = entry.everything.archive is None and not entry.versions.needs_server
-        self._inserts = entry.plain
+        self._inserts = entry.plain and not entry.versions.writes_older
         # What makes a model of a document.
         self.load = entry.codec.load
 

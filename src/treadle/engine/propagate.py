@@ -117,6 +117,7 @@ def propagate(
                 later.extend((yield from _copy(rule, change, ledger, copies_max)))
     if graph.recording:
         yield from record(ledger, graph.recording)
+    yield from lower_documents(ledger)
     return later
 
 
@@ -132,8 +133,10 @@ def record(ledger: Changes, rules: Sequence[Rule]) -> Plan[None]:
 def _collect(rule: GatherRule, moves: Sequence[Contributions], effects: dict[Any, _Effect]) -> None:
     """Note per target what the changes take from it and give to it."""
     for change, old, new in moves:
-        if isinstance(change.before, Image) and change.before.outdated:
-            # A writer of the older version may have counted it or not.
+        outdated = isinstance(change.before, Image) and change.before.outdated
+        if outdated and not rule.source.versions.writes_older:
+            # A writer of the older version may have counted it or not. Where this Store writes that version,
+            # its rules maintain what such documents hold.
             for key, _ in [*old, *new]:
                 _effect_on(key, effects).anew.add(rule)
         elif _unchanged(old, new):
@@ -181,12 +184,13 @@ def _update_targets(
     target: ModelEntry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Changes
 ) -> Plan[None]:
     """Update each target once, for all its rules; an outdated target is upgraded first."""
-    upgraded: list[Any] = []
+    outdated: set[Any] = set()
     if target.versions.may_change:
         chosen = {"_id": {"$in": [effect.key for effect in effects.values()]}}
-        upgraded = [each["_id"] for each in (yield from upgrade_possible(target, chosen)).documents]
-    yield from _update_current(target, effects, level, server, ledger, set(map(freeze, upgraded)))
-    yield from lower_documents(target, upgraded)
+        upgraded = (yield from upgrade_possible(target, chosen, ledger)).documents
+        if not target.versions.writes_older:
+            outdated = {freeze(each["_id"]) for each in upgraded}
+    yield from _update_current(target, effects, level, server, ledger, outdated)
 
 
 def _update_current(
@@ -465,7 +469,8 @@ def _copy(rule: CopyRule, change: Change, ledger: Changes, copies_max: int | Non
     is_new = before is None and not unread
     if is_new or (before is not None and rule.to != "_id" and not same(rule.name_of(before), name)):
         yield from guard(rule.source.collection, [name])
-    upgraded = yield from upgrade_matching_upgraded(rule.target, rule.referring(name))
+    writes = None if formula_stages(rule.target) else [rule.path]
+    yield from upgrade_matching_upgraded(rule.target, rule.referring(name), ledger, writes)
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:
@@ -477,7 +482,6 @@ def _copy(rule: CopyRule, change: Change, ledger: Changes, copies_max: int | Non
         if beyond:
             return [FanOut(rule, name)]
     yield from copy_to(rule, name, after, {}, followed, ledger)
-    yield from lower_documents(rule.target, upgraded)
     return []
 
 

@@ -11,6 +11,7 @@ from treadle.engine.inserts import refuse_group
 from treadle.engine.pipelines import derivation
 from treadle.engine.references import compute_formulas, fill_own, require_filled
 from treadle.engine.validation import as_written, require_readable
+from treadle.engine.version_upgrade import lowered, upgrade_possible
 from treadle.errors import TreadleError
 from treadle.graph.changes import Changes
 from treadle.graph.rule import ModelEntry
@@ -63,14 +64,18 @@ class Replace(Write[D]):
 
     def _replace_alone(self) -> Plan[Raw]:
         entry = self.entry
+        (stored,) = yield from lowered(entry, [self.raw])
         with crud.translated(entry.model.__name__, [self.raw], entry):
-            result = yield from replace_one(entry.collection, self._filter(), self.raw)
+            result = yield from replace_one(entry.collection, self._filter(), stored)
         if not result.matched_count:
             raise (yield from self._refusal())
         return self.raw
 
     def apply(self, changes: Changes) -> Plan[Raw]:
         entry, identity = self.entry, self.raw["_id"]
+        if entry.versions.may_change:
+            # What is kept of the stored document is read by its current names.
+            yield from upgrade_possible(entry, by_id(identity), changes)
         before = yield from find_one(entry.collection, {**self._filter(), **self.unchanged})
         if before is None:
             raise (yield from self._refusal())

@@ -11,7 +11,6 @@ from treadle.engine.groups import Arranged, arrange
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Gather, Recomputation
-from treadle.engine.version_upgrade import lower_documents
 from treadle.graph.changes import Changes, load_images
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import REVISION
@@ -88,7 +87,7 @@ def rewrite(
         operations.append(UpdateOne(by_id(document["_id"]), update))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=entry.versions.may_change)
-        yield from lower_documents(entry, [each.document["_id"] for each in images if each.outdated])
+        ledger.note_upgraded(entry, [each.document["_id"] for each in images if each.outdated])
     if changed and derivation(entry).feeds:
         afters = yield from by_ids(entry.collection, present)
         loaded = yield from load_images(entry, [afters[key] for key in frozen])

@@ -20,7 +20,7 @@ from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_s
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.references import fill_own
 from treadle.engine.validation import as_written
-from treadle.engine.version_upgrade import lower_documents, upgrade_stored
+from treadle.engine.version_upgrade import upgrade_stored
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.rule import ModelEntry
@@ -74,7 +74,7 @@ class Restore(Write[D | None]):
         before = yield from find_one(self.entry.collection, self.filter)
         if before is None:
             return None
-        (before,) = yield from upgrade_stored(self.entry, [before])
+        (before,) = yield from upgrade_stored(self.entry, [before], changes)
         entry, key = self.entry.of(before), before["_id"]
         derived = derivation(entry)
         after = copy.deepcopy(before)
@@ -98,7 +98,6 @@ class Restore(Write[D | None]):
                 entry.collection, self.filter, [{"$set": sets}, *formula_stages(entry)]
             )
         if stored is not None:
-            yield from lower_documents(entry, [key])
             yield from changes.add(entry, [(before, stored)])
             for rule, note in notes.items():
                 yield from rule.after_restore(note, changes)

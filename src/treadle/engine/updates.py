@@ -19,7 +19,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.references import fill_own
 from treadle.engine.validation import as_written, require_valid
-from treadle.engine.version_upgrade import check_lowering, lower_stored, upgrade_stored, upgraded
+from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import PartlyDone
 from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.gather import GatherRule
@@ -56,14 +56,11 @@ def concerns(entry: ModelEntry[Any], touched: set[str] | None) -> bool:
     return not entry.plain and entry.field_paths.are_followed(touched)
 
 
-def speaks_of_current(entry: ModelEntry[Any]) -> bool:
-    """Whether a write must find its document in the current version, whose names it uses."""
-    return entry.versions.is_versioned and not entry.versions.writes_older
-
-
 def may_upgrade(entry: ModelEntry[Any]) -> bool:
     """Whether bringing a document to the current version may change what others follow from."""
-    return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
+    chain = entry.versions
+    watched = entry.watched is None or bool(entry.watched)
+    return chain.writes_older or (chain.is_versioned and not entry.plain and watched)
 
 
 class _Update:
@@ -89,7 +86,7 @@ class _Update:
     def _is_plain(self) -> bool:
         """Whether nothing follows from it."""
         followed = self.followed or may_upgrade(self.entry)
-        return self.sure and not followed and not self.entry.versions.writes_older
+        return self.sure and not followed
 
     def _translated(self) -> AbstractContextManager[None]:
         sent = [self.filter, {"update": self.update}]
@@ -102,11 +99,7 @@ class _Update:
         changes: Changes,
     ) -> Plan[list[Raw]]:
         """Update documents that were just read, and note the changes; the documents after."""
-        entry, keys, older = self.entry, [each["_id"] for each in befores], self.entry.versions.writes_older
-        # Before is what was stored, in whichever version.
-        stored = befores
-        if older:
-            check_lowering(entry, (yield from server_facts()))
+        entry, keys = self.entry, [each["_id"] for each in befores]
         stale: list[Any] = []
         if entry.versions.is_versioned:
             # These met the filter as they were stored, whether or not they do in the current version.
@@ -114,17 +107,14 @@ class _Update:
             if stale:
                 server = yield from server_facts()
                 server.require_transactions(f"an update of an outdated {entry.model.__name__}")
-            befores = yield from upgrade_stored(entry, befores)
-        if older:
-            stored = befores
+            befores = yield from upgrade_stored(entry, befores, changes)
         with self._translated():
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
         if not self.sure or any(derivation(each).formulas for each in entry.related):
             yield from require_valid(entry, befores, final, changes)
-        yield from lower_stored(entry, final)
-        yield from changes.add(entry, zip(stored, final, strict=True))
+        yield from changes.add(entry, zip(befores, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
 
 

@@ -7,13 +7,14 @@ is stored inside a transaction, so that a concurrent write of it conflicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pymongo import ReplaceOne
 from pymongo.errors import PyMongoError
 
 from treadle.errors import DataError
+from treadle.graph.changes import Changes
 from treadle.graph.rule import ModelEntry
 from treadle.graph.versions import Upgraded
 from treadle.model.encodable import ENCODING_ERRORS
@@ -26,8 +27,6 @@ from treadle.plan import (
     find,
     find_one,
     is_inside,
-    one_reply,
-    replace_one,
     server_facts,
     transact,
 )
@@ -71,7 +70,7 @@ def upgraded_leniently(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list
 def _store_back(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
     def store() -> Plan[None]:
         documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
-        yield from upgrade_stored(entry, documents)
+        yield from upgrade_stored(entry, documents, Changes())
 
     if not (yield from server_facts()).transactions:
         return
@@ -87,79 +86,57 @@ def _store_back(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
 # -- before a write -----------------------------------------------------------------------------
 
 
-def upgrade_stored(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgrade_stored(entry: ModelEntry[Any], raws: Sequence[Raw], changes: Changes) -> Plan[list[Raw]]:
     """Store documents, just read in the transaction under way, as current ones; these, in order.
 
     Raises `DataError` for one that cannot be upgraded.
     """
     current = (yield from entry.versions.upgrade(raws)).required()
-    yield from store_converted(entry, raws, current)
+    if (yield from store_converted(entry, raws, current)):
+        outdated = [each["_id"] for each in raws if entry.versions.is_outdated(each)]
+        changes.note_upgraded(entry, outdated)
     return current
 
 
 def store_converted(entry: ModelEntry[Any], raws: Sequence[Raw], converted: Sequence[Raw]) -> Plan[int]:
     """Store documents in another version, in the transaction in which they were read; how many changed."""
-    writes = [
-        ReplaceOne(by_id(raw["_id"]), each)
-        for raw, each in zip(raws, converted, strict=True)
-        if each is not raw
-    ]
-    if writes:
-        yield from bulk_write(entry.collection, writes, ordered=False)
-    return len(writes)
+    changed = [each for raw, each in zip(raws, converted, strict=True) if each is not raw]
+    yield from replace_each(entry.collection, changed)
+    return len(changed)
 
 
-def upgrade_matching(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
-    """Store the outdated documents that match as current ones; how many. Raises `DataError`.
-
-    In the transaction under way, or in one for each chunk.
-    """
-    total = 0
-    while True:
-        done = yield from transact(lambda: _upgrade_some(entry, condition, limit))
-        total += done
-        if not done or limit:
-            return total
+def replace_each(collection: str, documents: Sequence[Raw]) -> Plan[None]:
+    """Store documents in the place of those with their ids."""
+    if documents:
+        writes = [ReplaceOne(by_id(each["_id"]), each) for each in documents]
+        yield from bulk_write(collection, writes, ordered=False)
 
 
-def _upgrade_some(entry: ModelEntry[Any], condition: Raw, limit: int) -> Plan[int]:
-    matching = {"$and": [condition, entry.versions.outdated_only]}
-    most = one_reply(limit or entry.limits.upgrade_chunk)
-    documents = yield from find(entry.collection, matching, **most)
-    yield from upgrade_stored(entry, documents)
-    return len(documents)
-
-
-def upgrade_possible(entry: ModelEntry[Any], condition: Raw) -> Plan[Upgraded]:
+def upgrade_possible(entry: ModelEntry[Any], condition: Raw, changes: Changes) -> Plan[Upgraded]:
     """Store the outdated documents that match and can be upgraded as current ones; what became of each.
 
-    In the transaction under way, or in one of its own.
+    Runs inside a transaction.
     """
-
-    def store() -> Plan[Upgraded]:
-        documents = yield from find(entry.collection, {"$and": [condition, entry.versions.outdated_only]})
-        upgraded = yield from entry.versions.upgrade(documents)
-        yield from store_converted(entry, *upgraded.pairs)
-        return upgraded
-
-    return (yield from transact(store))
+    documents = yield from find(entry.collection, {"$and": [condition, entry.versions.outdated_only]})
+    upgraded = yield from entry.versions.upgrade(documents)
+    yield from store_converted(entry, *upgraded.pairs)
+    changes.note_upgraded(entry, [each["_id"] for each in upgraded.documents])
+    return upgraded
 
 
-def upgrade_matching_upgraded(entry: ModelEntry[Any], own: Raw) -> Plan[list[Any]]:
-    """Store as current ones the outdated documents that match only once they are upgraded; their ids.
+def upgrade_matching_upgraded(
+    entry: ModelEntry[Any], own: Raw, changes: Changes, writes: Iterable[str] | None = ()
+) -> Plan[None]:
+    """Store as current ones the outdated documents that match only once they are upgraded.
 
-    Without it a write would not find them by a renamed field. In the
-    transaction under way, or in one of its own.
+    Without it a write would not find them by a renamed field, or would write a
+    changed field among these paths, None for any. Runs inside a transaction.
     """
-
-    def store() -> Plan[list[Any]]:
+    if entry.targets.splits(own, writes):
         images = yield from entry.targets.find_outdated(own)
-        operations = [ReplaceOne(by_id(each.document["_id"]), each.document) for each in images]
-        if operations:
-            yield from bulk_write(entry.collection, operations, ordered=False)
-        return [each.document["_id"] for each in images]
-
-    return (yield from transact(store)) if entry.targets.splits(own) else []
+        documents = [each.document for each in images]
+        yield from replace_each(entry.collection, documents)
+        changes.note_upgraded(entry, [each["_id"] for each in documents])
 
 
 def matches_outdated(entry: ModelEntry[Any], condition: Raw) -> Plan[bool]:
@@ -176,23 +153,27 @@ def has_outdated(entry: ModelEntry[Any]) -> Plan[bool]:
 # -- after a write ------------------------------------------------------------------------------
 
 
-def lower_stored(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[None]:
-    """Store documents, just updated in the current version, in the one that this Store writes."""
+def lowered(entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Current documents in the version that this Store writes."""
     chain = entry.versions
-    if not chain.writes_older:
-        return
-    for raw, lowered in zip(raws, (yield from chain.lower(raws, chain.written)), strict=True):
-        yield from replace_one(entry.collection, by_id(raw["_id"]), lowered)
+    return (yield from chain.lower(documents, chain.written)) if chain.writes_older else list(documents)
 
 
-def lower_documents(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
-    """Store documents that were upgraded for a write in the version that this Store writes."""
-    if keys and entry.versions.writes_older:
-        chosen = {"_id": {"$in": list(keys)}, **entry.versions.current_only}
-        yield from lower_stored(entry, (yield from find(entry.collection, chosen)))
+def lower_documents(changes: Changes) -> Plan[None]:
+    """Store what a commit has stored in the current version as this Store writes it: its last step.
+
+    Everything before reads and writes current documents.
+    """
+    for model, keys in changes.to_lower():
+        chain = model.versions
+        chosen = {"_id": {"$in": keys}, **chain.current_only}
+        current = yield from find(model.collection, chosen)
+        converted = yield from chain.lower(current, chain.written)
+        yield from replace_each(model.collection, converted)
 
 
 def check_lowering(entry: ModelEntry[Any], server: Capabilities) -> None:
     """Refuse what would show others a version that this Store must not write."""
-    what = f"an update of a {entry.model.__name__} that is written in an older version (write_versions=)"
-    server.require_transactions(what, "replace the document", code="write-version-update")
+    if entry.versions.writes_older:
+        what = f"an update of a {entry.model.__name__} that is written in an older version (write_versions=)"
+        server.require_transactions(what, "replace the document", code="write-version-update")

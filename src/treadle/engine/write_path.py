@@ -32,6 +32,7 @@ from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, feeds_beyond, p
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.salvage import attempting, salvage
+from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
@@ -265,8 +266,10 @@ class _Attempt:
 def _one_by_one(writes: Sequence[Write[Any]]) -> Plan[list[Any]]:
     """The outcomes of writes that nothing follows from, without a transaction; one may be `Failed`."""
     outcomes: list[Any] = []
+    server = yield from server_facts()
     for write in writes:
         try:
+            check_lowering(write.entry, server)
             outcomes.append((yield from write.apply(Changes(transactional=False))))
         except Exception as error:
             outcomes.append(Failed(error))
@@ -287,7 +290,8 @@ def _read_again(entry: ModelEntry[Any], outcome: Any) -> Plan[Any]:
     """The documents of an outcome as they are now; one that is gone as it was."""
     documents = [outcome] if isinstance(outcome, dict) else outcome
     rows = yield from by_ids(entry.collection, [each["_id"] for each in documents])
-    now = [rows.get(freeze(each["_id"]), each) for each in documents]
+    stored = [rows.get(freeze(each["_id"]), each) for each in documents]
+    now = yield from upgraded_leniently(entry, stored)
     return now[0] if isinstance(outcome, dict) else now
 
 

@@ -66,9 +66,13 @@ class Changes:
         self._new_ids: set[tuple[str, Any]] = set()
         # By rule and frozen id the image that the rule has recorded last.
         self._recorded: dict[Hashable, dict[Any, Image | None]] = {}
+        # Documents that this commit has stored upgraded, by collection and frozen id.
+        self._upgraded: set[tuple[str, Any]] = set()
+        # By collection the model, and by frozen id the ids of documents that the commit must lower.
+        self._to_lower: dict[str, tuple[ChangedModel, dict[Any, Any]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._changes)
+        return bool(self._changes or self._to_lower)
 
     def add(
         self,
@@ -92,11 +96,30 @@ class Changes:
 
     def note(self, model: ChangedModel, before: Before, after: Image | None) -> None:
         """Add one change by its images. Several changes of one document become one."""
+        if isinstance(before, Image) and (model.collection, freeze(before.document["_id"])) in self._upgraded:
+            before = before._replace(outdated=True)
+        if after is not None and after.collection == model.collection and model.versions.writes_older:
+            self._note_to_lower(model, [after.document["_id"]])
+            after = after._replace(outdated=True)
         of_model = self._changes.setdefault(model.collection, {})
         change = Change(before, after)
         key = freeze(change.id)
         earlier = of_model.get(key)
         of_model[key] = change if earlier is None else Change(earlier.before, after)
+
+    def note_upgraded(self, model: ChangedModel, ids: Sequence[Any]) -> None:
+        """Note outdated documents of a model's collection that this commit has stored upgraded."""
+        self._upgraded.update((model.collection, freeze(each)) for each in ids)
+        if model.versions.writes_older:
+            self._note_to_lower(model, ids)
+
+    def _note_to_lower(self, model: ChangedModel, ids: Iterable[Any]) -> None:
+        _, by_key = self._to_lower.setdefault(model.collection, (model, {}))
+        by_key.update((freeze(each), each) for each in ids)
+
+    def to_lower(self) -> list[tuple[ChangedModel, list[Any]]]:
+        """Return the ids of the documents to store in an older version as the last step, by model."""
+        return [(model, list(by_key.values())) for model, by_key in self._to_lower.values()]
 
     def note_new_ids(self, model: ChangedModel, ids: Iterable[Any]) -> None:
         """Note ids that were generated in this call, so that nothing can refer to them yet."""

@@ -428,7 +428,6 @@ class Graph:
         restricting = any(rule.on_delete == "restrict" for rule in entry.feeding(CopyRule, None))
         acting = any(each.rules for each in entry.related if each.layout is None)
         entry.plain = not (acting or entry.feeds or restricting)
-        kinds.keep_paths(entry)
         reached: set[str] = set()
         pending = [rule.target for rule in entry.feeds]
         while pending:

@@ -299,13 +299,3 @@ def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
                 f"declare them on {entry.root.model.__name__}, for all kinds",
                 code="version-invalid",
             )
-
-
-def keep_paths(entry: ModelEntry[Any]) -> None:
-    """Where a Store writes an older version: an update takes a transaction, and rules must not notice."""
-    if not entry.versions.writes_older:
-        return
-    codec: Any = entry.codec
-    watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)
-    codec.kept = sorted({*watched, *entry.owned} if not entry.plain else set())
-    entry.plain = False

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from treadle.errors import DataError, UsageError
 from treadle.graph.versions import VersionChain
 from treadle.model.codec import Codec
-from treadle.query.paths import value_at
 
 M = TypeVar("M", bound=BaseModel)
 Load = Callable[[dict[str, Any]], Any]
@@ -38,8 +37,6 @@ class StoreCodec(Codec[M]):
         self._members: dict[Any, StoreCodec[Any]] = {}
         self._by_class: dict[type, StoreCodec[Any]] = {}
         self._default: Any = None
-        # The paths that rules depend on; they must be the same in the version that is written.
-        self.kept: list[str] = []
         self._load: Load = codec.load
 
     def dispatch(
@@ -137,43 +134,19 @@ class StoreCodec(Codec[M]):
         raise unknown_kind(self.model, self._discriminator or "", raw, self._members)
 
     def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
-        """The document to store, as its own class, in the version that this Store writes."""
+        """The document to store, as its own class, in the current version."""
         member = self if self._discriminator is None else self._member(value)
-        return member._dump_one(value, altered)
+        return member.own.dump(value, altered)
 
     def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
-        """The documents to store, each as its own class, in the version that this Store writes."""
+        """The documents to store, each as its own class, in the current version."""
         if self._discriminator is None:
-            return self._lowered(self.own.dump_all(values, altered))
+            return self.own.dump_all(values, altered)
         values = list(values)
         mine = self._by_class.get(self.model)
         if mine is not None and all(value.__class__ is self.model for value in values):
-            return self._lowered(self.own.dump_all(values, altered))
-        return [self._member(value)._dump_one(value, altered) for value in values]
-
-    def _dump_one(self, value: Any, altered: list[Any]) -> dict[str, Any]:
-        raw = self.own.dump(value, altered)
-        chain = self.versions
-        return raw if chain is None or not chain.writes_older else self._lower(chain, raw)
-
-    def _lowered(self, raws: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        chain = self.versions
-        if chain is None or not chain.writes_older:
-            return raws
-        return [self._lower(chain, raw) for raw in raws]
-
-    def _lower(self, chain: VersionChain, raw: dict[str, Any]) -> dict[str, Any]:
-        kept = [(path, value_at(raw, path)) for path in self.kept]
-        lowered = chain.convert_in_python(raw, chain.written)
-        for path, value in kept:
-            if value_at(lowered, path) != value:
-                raise UsageError(
-                    f"this Store writes {self.model.__name__} in version {chain.written}, which has "
-                    f"another {path!r}, and a maintained value depends on that field; migrate first, or "
-                    "write the current version",
-                    code="write-version-update",
-                )
-        return lowered
+            return self.own.dump_all(values, altered)
+        return [self._member(value).own.dump(value, altered) for value in values]
 
     def _member(self, value: Any) -> StoreCodec[Any]:
         member = self._by_class.get(type(value))

@@ -24,7 +24,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.engine.auto_fields import counted
 from treadle.engine.pages import by_ids
-from treadle.engine.updates import concerns, follow_own, may_upgrade, speaks_of_current
+from treadle.engine.updates import concerns, follow_own, may_upgrade
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
 from treadle.graph.calls import Sums
 from treadle.graph.changes import Changes
@@ -70,8 +70,8 @@ def apply(rule: CounterFields, sums: Sums, changes: Changes) -> Plan[dict[Any, A
     if followed:
         befores = yield from find(entry.collection, rule.where_any(sums))
     stuck: dict[Any, Any] = {}
-    if speaks_of_current(entry):
-        stuck = yield from _bring_up(rule, sums)
+    if entry.versions.is_versioned:
+        stuck = yield from _bring_up(rule, sums, changes)
         sums = {key: n for key, n in sums.items() if key not in stuck}
     if rule.declared.upsert:
         yield from _make(rule, sums)
@@ -91,7 +91,7 @@ def _written(rule: CounterFields) -> set[str]:
     return {*(owned.path for owned in rule.owns()), *counted(rule.target)}
 
 
-def _bring_up(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
+def _bring_up(rule: CounterFields, sums: Sums, changes: Changes) -> Plan[dict[Any, Any]]:
     """Bring documents to the current version, for in an older one the number may have another name.
 
     The amounts of those that cannot be: they must not stop the others.
@@ -99,7 +99,7 @@ def _bring_up(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
     keys, left, most = list(sums), [], rule.limits.upgrade_chunk
     for start in range(0, len(keys), most):
         within = rule.where_any(keys[start : start + most])
-        upgraded = yield from upgrade_possible(rule.target, within)
+        upgraded = yield from upgrade_possible(rule.target, within, changes)
         failed = {freeze(key) for key, _ in upgraded.failed}
         left += [each for each in upgraded.given if freeze(each["_id"]) in failed]
     return rule.of_documents(sums, left)
@@ -226,7 +226,7 @@ class Sample(Write[bool]):
         return (yield from self._add(changes))
 
     def _add(self, changes: Changes) -> Plan[bool]:
-        if self._alone and not (self.rule.declared.upsert or speaks_of_current(self.entry)):
+        if self._alone and not (self.rule.declared.upsert or self.entry.versions.is_versioned):
             ((key, n),) = self.sums.items()
             update = self.rule.increment(n)
             return bool(

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.engine.auto_fields import touches_of, touching
-from treadle.engine.updates import concerns, follow_own, may_upgrade, speaks_of_current
-from treadle.engine.version_upgrade import upgrade_matching, upgrade_stored
+from treadle.engine.updates import concerns, follow_own
+from treadle.engine.version_upgrade import upgrade_stored
 from treadle.graph.changes import Changes
 from treadle.graph.rule import REVISION
 from treadle.graph.write import Write
@@ -59,7 +59,7 @@ class ArrayWork(Write[R]):
             self.entry, {*(owned.path for owned in rule.owns()), *touches_of(self.entry, new=False)}
         )
         # In an older version the array may have another name, or another form.
-        self.current = self.entry.versions.current_only if speaks_of_current(self.entry) else {}
+        self.current = self.entry.versions.current_only if self.entry.versions.is_versioned else {}
 
     def quick(self) -> Plan[Any]:
         """The write as one plain update; None where that cannot be, and nothing was done."""
@@ -71,19 +71,17 @@ class ArrayWork(Write[R]):
 
     def apply(self, changes: Changes) -> Plan[Any]:
         entry, before = self.entry, None
-        if self.followed or may_upgrade(entry):
+        if self.followed or entry.versions.is_versioned:
             before = yield from find_one(entry.collection, by_id(self.key))
             if before is None:
                 raise self.rule.missing(self.key)
         if before is None or not (self.followed or entry.versions.is_outdated(before)):
             return (yield from self.change())
-        raised = before
-        if self.current:
-            (raised,) = yield from upgrade_stored(entry, [before])
+        (before,) = yield from upgrade_stored(entry, [before], changes)
         outcome = yield from self.change()
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
-            (after,) = yield from follow_own(entry, [(raised, after)])
+            (after,) = yield from follow_own(entry, [(before, after)])
             yield from changes.add(entry, [(before, after)])
         return outcome
 
@@ -360,8 +358,6 @@ def settle(
 
     It `touches` the owner unless it only brings it in order.
     """
-    if speaks_of_current(rule.target):
-        yield from upgrade_matching(rule.target, by_id(key), limit=1)
     owner = yield from _owner(rule, key)
     if not rule.settled(owner):
         move = yield from in_order(rule, (yield from _owner(rule, key, whole=True)))

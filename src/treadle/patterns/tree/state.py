@@ -75,7 +75,7 @@ def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
             f"the tree is known only once they are migrated; run migrate({entry.model.__name__})",
             code="tree-outdated",
         )
-    current = yield from upgrade_stored(entry, older)
+    current = yield from upgrade_stored(entry, older, changes)
     yield from changes.add(entry, zip(older, current, strict=True))
 
 
