@@ -495,7 +495,7 @@ def test_each_rule_answers_the_interface(name):
         assert all(paths is None or isinstance(paths, Set) for paths in watched.values()), told
         owned = {each.path for each in rule.owns()}
         assert owned, f"{told} owns nothing"
-        assert owned <= set(rule.target.owned), f"{told} owns what callers may write"
+        assert owned <= set(rule.target.paths.owned), f"{told} owns what callers may write"
         for entry, index in rule.storage().indexes:
             assert entry in graph.entries.values(), told
             assert isinstance(index, IndexModel), told

@@ -16,7 +16,8 @@ from tests.support import race
 from treadle import Archive, Count, Document, Store, UsageError, migration
 from treadle.graph.aggregate import RECOMPUTE, Accumulator, Aggregate, Operand, State, TargetField, Values
 from treadle.graph.gather import GatherRule, origin_of, target_field
-from treadle.graph.rule import Models, Owned, Pattern, Place, Rule
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Models, Pattern, Place, Rule
 from treadle.plan import Plan, is_inside, update_many
 
 

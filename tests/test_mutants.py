@@ -39,7 +39,7 @@ from treadle.graph.aggregate import (
 )
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.patterns import links
 from treadle.patterns.archive import moves
 from treadle.patterns.extended_reference import ReferenceRule
@@ -355,7 +355,7 @@ def story_of_a_retried_insert(database: Any) -> None:
     store = start(database, Review, Product)
     product = store.insert(Product())
     review = store.insert(Review(product_id=product.id, rating=5, text="once"))
-    (aggregate,) = (each.aggregate for each in store.graph.entry(Product).having(GatherRule))
+    (aggregate,) = (each.aggregate for each in store.graph.entry(Product).rules.of_type(GatherRule))
     stored = {"_id": review.id, "rating": 5, "text": "once"}
     update = aggregate.blind([], [aggregate.contribution(stored)])
     database.products.update_one({"_id": product.id}, [{"$set": update.values}])

@@ -157,7 +157,7 @@ def test_every_filter_on_a_name_uses_the_one_index(store, database):
     assert [] == store.setup()
     from treadle.query.filters import parse_filter
 
-    sent = parse_filter(store.graph.entry(Product).field_paths, {"specs.n3": {"$gte": 10, "$lt": 30}})
+    sent = parse_filter(store.graph.entry(Product).paths.fields, {"specs.n3": {"$gte": 10, "$lt": 30}})
     plan = database["products"].find(sent).explain()["queryPlanner"]["winningPlan"]
     assert "IXSCAN" in str(plan)
     assert "COLLSCAN" not in str(plan)

@@ -258,7 +258,7 @@ def test_a_store_remembers_only_so_many_paths(database):
         store.count(Order, {f"scores.k{number}": 1}) if number % 700 == 0 else store.find(
             Order, {f"scores.k{number}": 1}
         )
-    assert len(store.graph.entry(Order).field_paths) <= 2000
+    assert len(store.graph.entry(Order).paths.fields) <= 2000
 
 
 def test_array_filters_are_filters_of_elements(store):

@@ -53,7 +53,7 @@ def _chosen(store: Any, names: list[str] | None) -> list[type[Document]]:
     entries = {
         entry.model.__name__: entry.model
         for entry in store.graph.entries.values()
-        if any(rule.target is entry for rule in entry.having(MovingRule))
+        if any(rule.target is entry for rule in entry.rules.of_type(MovingRule))
     }
     unknown = [name for name in names or [] if name not in entries]
     if unknown or not entries:

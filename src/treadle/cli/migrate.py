@@ -39,7 +39,7 @@ def status(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOpti
         rows = [
             {
                 "model": model.__name__,
-                "version": store.graph.entry(model).settings.version,
+                "version": store.graph.entry(model).model.__treadle__.version,
                 "versions": call(store.migration_status, model),
                 "set_aside": [asdict(each) for each in call(store.migration_failures, model)],
             }

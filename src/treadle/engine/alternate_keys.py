@@ -18,7 +18,7 @@ from treadle.errors import DataError
 from treadle.graph.changes import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.scope import Image
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one

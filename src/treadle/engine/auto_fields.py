@@ -8,7 +8,8 @@ from typing import Any
 from treadle.engine import crud
 from treadle.engine.pipelines import derivation
 from treadle.errors import Conflict, TreadleError
-from treadle.graph.rule import ModelEntry, Touch
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.owned import Touch
 from treadle.plan import Plan, Raw, Update, find_one, outside
 from treadle.plan.capabilities import clock
 from treadle.query.paths import put, value_at

@@ -143,7 +143,9 @@ def together(works: Sequence[Write[Any]]) -> list[tuple[Write[Any], list[Write[A
 def _likeness(work: Write[Any]) -> tuple[Any, Any]:
     """What neighbours must have in common to be done together: their kind, and their model."""
     entry = work.entry
-    apart = entry.versions.is_versioned or any(each.answering("record") for each in entry.related)
+    apart = entry.versions.is_versioned or any(
+        each.rules.implementing("record") for each in entry.kinds.related
+    )
     if type(work) not in (UpdateOneDocument, DeleteOneDocument) or apart:
         return None, None
     return (type(work), entry) if work.key else (None, None)  # type: ignore[attr-defined]

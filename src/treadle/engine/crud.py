@@ -17,7 +17,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.version_upgrade import lowered, matches_outdated, read_current
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import CommitNeeded
 from treadle.model.codec import Codec
@@ -75,7 +75,7 @@ class translated:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, Exception):
             return
-        for rule in self._entry.answering("storage") if self._entry is not None else ():
+        for rule in self._entry.rules.implementing("storage") if self._entry is not None else ():
             explain = rule.storage().explain
             if explain is not None and (clear := explain(error)) is not None:
                 raise clear from error
@@ -215,8 +215,8 @@ def insert_past_refused(
 
 def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
     """The document with this id, or None."""
-    key = entry.identity(identity)
-    chosen: tuple[Any, ...] = (entry.one(key),)
+    key = entry.ids.encode(identity)
+    chosen: tuple[Any, ...] = (entry.filter_for_id(key),)
     if card is not None:
         chosen = (*chosen, card.projection)
     raw = yield Call(entry.collection, "find_one", chosen, NO_OPTIONS, writes=False, ids=(key,))
@@ -229,7 +229,7 @@ def find_first(
     entry: ModelEntry[Any], filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
 ) -> Plan[Any]:
     """The first document that matches, or None."""
-    cleaned, keys = parse_filter(entry.field_paths, filter), sort_keys(sort, entry.field_paths)
+    cleaned, keys = parse_filter(entry.paths.fields, filter), sort_keys(sort, entry.paths.fields)
     projection = None if card is None else card.projection
     with translated(entry.model.__name__, [cleaned]):
         if sorts_by_attribute(entry.codec, keys):
@@ -248,7 +248,7 @@ def find_first(
 def named(entry: ModelEntry[Any], filter: Raw) -> list[Any]:
     """The id of the one document that a filter means and that nothing else is asked of; else nothing."""
     key = filter.get("_id")
-    return [key] if type(key) in NAMING and filter == entry.one(key) else []
+    return [key] if type(key) in NAMING and filter == entry.filter_for_id(key) else []
 
 
 def loader(entry: ModelEntry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
@@ -295,10 +295,10 @@ def find_command(
 ) -> Read:
     """The command whose cursor streams the matching documents, or the deleted ones."""
     check_window(skip, limit)
-    keys = sort_keys(sort, entry.field_paths)
+    keys = sort_keys(sort, entry.paths.fields)
     options = {"sort": keys, "skip": skip or 0, "limit": limit or 0}
     projection = None if card is None else card.projection
-    cleaned = parse_filter(entry.field_paths, filter, entry.deleted.filter() if deleted else None)
+    cleaned = parse_filter(entry.paths.fields, filter, entry.deleted.filter() if deleted else None)
     if sorts_by_attribute(entry.codec, keys):
         return _sorted_by_names(entry, cleaned, options, projection)
     return Read(entry.collection, "find", (cleaned, projection), options)
@@ -317,7 +317,7 @@ def _sorted_by_names(
 
 def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
     """How many documents match."""
-    cleaned = parse_filter(entry.field_paths, filter)
+    cleaned = parse_filter(entry.paths.fields, filter)
     with translated(entry.model.__name__, [cleaned]):
         return (yield from count_documents(entry.collection, cleaned))
 
@@ -325,8 +325,8 @@ def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
 def which(entry: ModelEntry[Any], id_or_filter: Any) -> dict[str, Any]:
     """A filter from what may be an id; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
-        return parse_filter(entry.field_paths, id_or_filter)
-    return entry.one(entry.identity(id_or_filter))
+        return parse_filter(entry.paths.fields, id_or_filter)
+    return entry.filter_for_id(entry.ids.encode(id_or_filter))
 
 
 def update_one_raw(
@@ -365,7 +365,7 @@ def gone(entry: ModelEntry[Any], identity: Any, done: str = "replaced") -> DataE
         f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be {done}; "
         + (
             "insert it if it should exist"
-            if entry.family is None
+            if entry.kinds.family is None
             else "insert it if it should exist; if it is stored as another kind, use change_kind()"
         ),
         code="document-gone",

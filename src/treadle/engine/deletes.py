@@ -21,7 +21,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import ChunkedWrite, Write, confined
 from treadle.model.document import Document
 from treadle.plan import (
@@ -49,7 +49,7 @@ _CONCERNED = ("before_delete", "after_delete", "record")
 
 def restricting(entry: ModelEntry[Any]) -> list[CopyRule]:
     """The references that forbid a deletion, however they are maintained."""
-    return [rule for rule in entry.feeding(CopyRule, None) if rule.on_delete == "restrict"]
+    return [rule for rule in entry.effects.of_type(CopyRule) if rule.on_delete == "restrict"]
 
 
 class _Delete:
@@ -65,10 +65,10 @@ class _Delete:
     def _is_plain(self) -> bool:
         entry = self.entry
         return not (
-            entry.feeding(GatherRule)
+            entry.effects.of_type(GatherRule, "write")
             or restricting(entry)
-            or any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
-            or any(each.answering(method) for each in entry.related for method in _CONCERNED)
+            or any(rule.on_delete != "keep" for rule in entry.effects.of_type(CopyRule, "write"))
+            or any(each.rules.implementing(method) for each in entry.kinds.related for method in _CONCERNED)
         )
 
 
@@ -85,7 +85,7 @@ class DeleteOneDocument(_Delete, Write[D | None]):
     def _delete_alone(self) -> Plan[Raw | None]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
-            if entry.deletion_path is None:
+            if entry.paths.deletion is None:
                 raw = yield from find_one_and_delete(entry.collection, self.filter)
             else:
                 raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
@@ -95,7 +95,7 @@ class DeleteOneDocument(_Delete, Write[D | None]):
     def key(self) -> list[Any]:
         """The id of the one document that it means; nothing where another may be meant."""
         named = self.filter.get("_id")
-        return [named] if type(named) is ObjectId and self.filter == self.entry.one(named) else []
+        return [named] if type(named) is ObjectId and self.filter == self.entry.filter_for_id(named) else []
 
     def _current(self, raw: Raw | None) -> Plan[Raw | None]:
         """The deleted document as the current version has it."""
@@ -109,8 +109,8 @@ class DeleteOneDocument(_Delete, Write[D | None]):
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry
-        asked = any(each.answering("before_delete") for each in entry.related)
-        if asked or entry.deletion_path is not None:
+        asked = any(each.rules.implementing("before_delete") for each in entry.kinds.related)
+        if asked or entry.paths.deletion is not None:
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
                 left = yield from delete_documents(entry, [before], changes)
@@ -119,7 +119,7 @@ class DeleteOneDocument(_Delete, Write[D | None]):
             before = yield from find_one_and_delete(entry.collection, self.filter)
             if before is not None:
                 yield from changes.add(entry, [(before, None)])
-                yield from follow_deletions(entry.of(before), [before], changes)
+                yield from follow_deletions(entry.kinds.of(before), [before], changes)
         return (yield from self._current(before))
 
     def result(self, outcome: Raw | None) -> D | None:
@@ -138,7 +138,7 @@ class DeleteEach(_Delete, Write[list[Raw | None]]):
 
     def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
         found = yield from by_ids(self.entry.collection, distinct(self.keys))
-        befores = {key: each for key, each in found.items() if self.entry.holds(each)}
+        befores = {key: each for key, each in found.items() if self.entry.targets.admits(each)}
         yield from delete_documents(self.entry, list(befores.values()), changes)
         # The second deletion of a document finds nothing.
         return [befores.pop(freeze(key), None) for key in self.keys]
@@ -154,7 +154,7 @@ class DeleteManyDocuments(_Delete, ChunkedWrite):
         self.for_good = for_good is not None
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
         self.is_indivisible = self._inseparable is not None
-        self.filter = parse_filter(entry.field_paths, filter) if for_good is None else for_good
+        self.filter = parse_filter(entry.paths.fields, filter) if for_good is None else for_good
 
     def command(self) -> Plan[int] | None:
         return self._delete_alone() if self._is_plain and self.keys is None else None
@@ -162,7 +162,7 @@ class DeleteManyDocuments(_Delete, ChunkedWrite):
     def _delete_alone(self) -> Plan[int]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
-            if entry.deletion_path is None or self.for_good:
+            if entry.paths.deletion is None or self.for_good:
                 return (yield from delete_many(entry.collection, self.filter)).deleted_count
             return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
 
@@ -193,14 +193,14 @@ def delete_documents(
     if not befores:
         return {}
     keys = [each["_id"] for each in befores]
-    groups = list(entry.by_class(befores))
+    groups = list(entry.kinds.split(befores))
     # Before anything is written, so that a refusal leaves the caller's transaction usable.
     for exact, own in groups:
         yield from check_restrictions(restricting(exact), own)
     for exact, group in groups:
-        for rule in exact.answering("before_delete"):
+        for rule in exact.rules.implementing("before_delete"):
             yield from rule.before_delete(group, changes)
-    buries = entry.deletion_path is not None and not for_good
+    buries = entry.paths.deletion is not None and not for_good
     left: dict[Any, Raw] = {}
     if buries:
         left = yield from bury(entry, befores, changes)
@@ -217,9 +217,9 @@ def follow_deletions(
 ) -> Plan[None]:
     """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
     yield from check_restrictions(restricting(entry), befores)
-    for rule in entry.answering("after_delete") if removed else ():
+    for rule in entry.rules.implementing("after_delete") if removed else ():
         yield from rule.after_delete([each["_id"] for each in befores], changes)
-    yield from follow_references(entry, entry.feeding(CopyRule), befores, changes)
+    yield from follow_references(entry, entry.effects.of_type(CopyRule, "write"), befores, changes)
 
 
 def follow_references(
@@ -257,11 +257,11 @@ def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Pla
     Each chunk is right in itself, and what remains afterwards is small. A
     deletion that is interrupted here goes on when it is called again.
     """
-    shown = {"_id": 1, **dict.fromkeys((rule.to for rule in entry.feeding(CopyRule, None)), 1)}
+    shown = {"_id": 1, **dict.fromkeys((rule.to for rule in entry.effects.of_type(CopyRule)), 1)}
     rows = yield from find(entry.collection, condition, shown, limit=limit)
     yield from check_restrictions(restricting(entry), rows)
     smaller: list[ChunkedWrite] = []
-    for rule in entry.feeding(CopyRule):
+    for rule in entry.effects.of_type(CopyRule, "write"):
         referring = {rule.reference_path: {"$in": rule.names_of(rows)}}
         if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
             continue

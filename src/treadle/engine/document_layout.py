@@ -22,9 +22,9 @@ from treadle.engine.write_path import WritePath
 from treadle.errors import BulkFailed, DataError, Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.layout import Layout
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
-from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import Write
 from treadle.model.document import Document
@@ -112,13 +112,13 @@ class DocumentLayout(Layout[D]):
     # -- writing -----------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        if self.entry.plain and self.entry not in self.write_path.index_check.pending:
+        if self.entry.effects.is_plain and self.entry not in self.write_path.index_check.pending:
             return crud.insert(self.entry, document)
         return self._insert(document)
 
     def _insert(self, document: D) -> Plan[D]:
         yield from self._require_indexes()
-        if self.entry.plain:
+        if self.entry.effects.is_plain:
             return (yield from crud.insert(self.entry, document))
         (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
         return stored
@@ -129,7 +129,7 @@ class DocumentLayout(Layout[D]):
         # A refusal ends a transaction, so that inside of one there is no going on.
         if not ordered and not (yield from is_inside()):
             return (yield from self._insert_past_refused(listed))
-        if self.entry.plain:
+        if self.entry.effects.is_plain:
             return (yield from crud.insert_many(self.entry, listed))
         works = yield from self._inserts(listed)
         stored: list[D] = []
@@ -149,7 +149,7 @@ class DocumentLayout(Layout[D]):
     def _insert_past_refused(self, documents: list[D]) -> Plan[list[D]]:
         failures: list[Failure] = []
         stored: list[D] = []
-        if self.entry.plain:
+        if self.entry.effects.is_plain:
             most = self.entry.limits.insert_max
             for start in range(0, len(documents), most):
                 chunk = documents[start : start + most]
@@ -271,5 +271,5 @@ class DocumentLayout(Layout[D]):
 def layout_of(entry: ModelEntry[D], write_path: WritePath) -> Layout[D]:
     """Return how the documents of a model are stored and called."""
     default = DocumentLayout(entry, write_path)
-    own = (rule.layout(default) for rule in entry.answering("layout"))
+    own = (rule.layout(default) for rule in entry.rules.implementing("layout"))
     return next((layout for layout in own if layout is not None), default)

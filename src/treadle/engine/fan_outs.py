@@ -109,7 +109,7 @@ def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
 
 def _in_ranges(fan_out: FanOut) -> bool:
     """Whether the targets can be cut into ranges; ids of several types cannot."""
-    return fan_out.rule.target.identity_shape.kind == "scalar"
+    return fan_out.rule.target.ids.shape.kind == "scalar"
 
 
 def _copies(fan_out: FanOut, within: Raw, more: Raw, skip: int = 0) -> Plan[list[Raw]]:
@@ -164,7 +164,9 @@ def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
 def recover(graph: Graph, server: Capabilities) -> Plan[int]:
     """Finish the pending fan-outs; how many there were."""
     done = 0
-    rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.having(CopyRule)}
+    rules = {
+        rule.place.label: rule for entry in graph.entries.values() for rule in entry.rules.of_type(CopyRule)
+    }
     for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):
         # A rule that is not known here is another application's, which will see to it.
         rule = rules.get(intent["_id"]["rule"])

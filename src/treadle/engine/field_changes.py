@@ -11,7 +11,7 @@ from treadle.engine.auto_fields import unchanged, why_not
 from treadle.engine.updates import UpdateOneDocument
 from treadle.errors import InvalidValue, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id

@@ -11,7 +11,7 @@ from treadle.engine.write_path import commit_changes
 from treadle.graph.changes import Changes
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 
@@ -31,7 +31,9 @@ def perform(
             return 0
         now = yield from by_ids(entry.collection, keys)
         # The upgrade changed nothing that its own rules follow: values of a moment stay.
-        afters = yield from follow_own(entry.root, [(now[freeze(key)], now[freeze(key)]) for key in keys])
+        afters = yield from follow_own(
+            entry.kinds.root, [(now[freeze(key)], now[freeze(key)]) for key in keys]
+        )
         yield from changes.add(entry, zip(befores, afters, strict=True))
         return len(befores)
 

@@ -17,9 +17,9 @@ from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule, GroupRule
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
 from treadle.graph.quarantine import readable
-from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import KEY, distinct, freeze
@@ -30,7 +30,7 @@ def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
 
     Of groups with outdated sources all are listed. Documents without sources are found when they are read.
     """
-    group = entry.group
+    group = entry.rules.group
     of_sources = key_stages(group)
     documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
     stages = [
@@ -51,14 +51,14 @@ def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
 
 def group_keys(entry: ModelEntry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
     """The ids of the rows that stages give for the sources of all groups."""
-    group = entry.group
+    group = entry.rules.group
     reading = group.source.sources.group(group.condition, stages, reads=group.source_paths, outdated=outdated)
     return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 
 def described(entry: ModelEntry[Any], key: Sequence[Any]) -> Raw:
     """A group's key, as a finding shows it."""
-    return dict(zip(entry.group.key.targets, key, strict=True))
+    return dict(zip(entry.rules.group.key.targets, key, strict=True))
 
 
 def arrange(
@@ -68,8 +68,8 @@ def arrange(
 
     A document that is made here has all its values, so that its formulas can be computed.
     """
-    group = entry.group
-    documents = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
+    group = entry.rules.group
+    documents = yield from find(entry.collection, entry.filter_for_keys(keys), sort=[("_id", 1)])
     values = yield from recompute([group], keys, server)
     expected = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
     present: set[Any] = set()
@@ -85,12 +85,14 @@ def arrange(
         yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in surplus]}})
         yield from ledger.add(entry, [(each, None) for each in surplus])
     if missing:
-        every = yield from recompute(entry.having(GatherRule), missing, server)
+        every = yield from recompute(entry.rules.of_type(GatherRule), missing, server)
         operations = []
         for key in missing:
-            refuse_unfit(entry.having(GatherRule), every[freeze(key)])
+            refuse_unfit(entry.rules.of_type(GatherRule), every[freeze(key)])
             sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}
-            operations.append(UpdateOne(entry.at(key), update_pipeline(entry, sets, {}), upsert=True))
+            operations.append(
+                UpdateOne(entry.filter_for_key(key), update_pipeline(entry, sets, {}), upsert=True)
+            )
         result = yield from bulk_write(entry.collection, operations, ordered=False)
         made = list((result.upserted_ids or {}).values())
     return Arranged(made, [entry.key_of(each) for each in surplus])
@@ -106,10 +108,10 @@ class Arranged:
 
 def examine_groups(server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Groups without a document, and documents beyond the first of their group."""
-    group = entry.group
+    group = entry.rules.group
     values = yield from recompute([group], keys, server)
     documents = yield from find(
-        entry.collection, entry.at_any(keys), entry.key_projection(), sort=[("_id", 1)]
+        entry.collection, entry.filter_for_keys(keys), entry.key_projection(), sort=[("_id", 1)]
     )
     by_key: dict[Any, list[Any]] = {}
     for each in documents:
@@ -128,14 +130,14 @@ def examine_groups(server: Capabilities, entry: ModelEntry[Any], keys: Sequence[
 
 def orphan(entry: ModelEntry[Any], document: Raw) -> Finding:
     """The document of a group that has no sources."""
-    group = entry.group
+    group = entry.rules.group
     path, key_fields = ", ".join(group.key.targets), described(entry, entry.key_of(document))
     return Finding(group.pattern, entry.model.__name__, document["_id"], path, key_fields, None)
 
 
 def keys_found(entry: ModelEntry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
     """The groups that findings are about."""
-    group = entry.group
+    group = entry.rules.group
     keys: dict[Any, Any] = {}
     others = []
     about_groups = ", ".join(group.key.targets)

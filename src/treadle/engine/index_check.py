@@ -32,8 +32,8 @@ from treadle.errors import DataError, NotSetUp, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action
-from treadle.graph.rule import ModelEntry
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, outside
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND, UNAUTHORIZED
@@ -57,7 +57,7 @@ class IndexCheck:
         self.pending: dict[ModelEntry[Any], list[ModelEntry[Any]]] = {}
         for entry in graph.entries.values() if self._unseen else ():
             relied = [each for each in _relied_on(entry) if each in self._unseen]
-            if relied or not entry.plain:
+            if relied or not entry.effects.is_plain:
                 self.pending[entry] = relied
 
     def require(self, entries: Iterable[ModelEntry[Any]]) -> Plan[None]:
@@ -132,22 +132,22 @@ def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
 
     Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
     """
-    groups = [each for each in _followers(entry) if each.group is not None]
-    related = [rule.source for rule in entry.having(CopyRule)]
-    related += [rule.target for rule in entry.feeding(GatherRule, None)]
-    named = [each for each in related if each.named_by]
-    return list(dict.fromkeys(each.root for each in (entry, *groups, *named)))
+    groups = [each for each in _followers(entry) if each.rules.group is not None]
+    related = [rule.source for rule in entry.rules.of_type(CopyRule)]
+    related += [rule.target for rule in entry.effects.of_type(GatherRule)]
+    named = [each for each in related if each.paths.alternate_keys]
+    return list(dict.fromkeys(each.kinds.root for each in (entry, *groups, *named)))
 
 
 def _followers(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
     """The models that a write of this one may change in the same commit."""
     followers: list[ModelEntry[Any]] = []
-    waiting = [rule.target for rule in entry.feeds]
+    waiting = [rule.target for rule in entry.effects.on_write]
     while waiting:
         target = waiting.pop()
         if target not in followers:
             followers.append(target)
-            waiting += [rule.target for rule in target.feeds]
+            waiting += [rule.target for rule in target.effects.on_write]
     return followers
 
 

@@ -13,8 +13,8 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action
-from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.document import Indexed
@@ -80,8 +80,8 @@ def set_up_collection(
     """
     options: Raw = {
         "validator": {} if schema is None else {"$jsonSchema": schema},
-        "validationLevel": entry.settings.validation,
-        "validationAction": entry.settings.validation_action,
+        "validationLevel": entry.model.__treadle__.validation,
+        "validationAction": entry.model.__treadle__.validation_action,
     }
     if existing is None:
         actions.append(Action("create collection", entry.collection, detail))
@@ -160,9 +160,11 @@ def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
     """The indexes that a model asks for, from its fields and its class keyword."""
     indexes: list[IndexModel] = []
     texts: dict[str, int] = {}
-    for each in [entry, *entry.below]:
+    for each in [entry, *entry.kinds.below]:
         inherited = {
-            prefix + field.stored: mark for above in each.above for prefix, field, mark in _marked(above)
+            prefix + field.stored: mark
+            for above in each.kinds.above
+            for prefix, field, mark in _marked(above)
         }
         for prefix, field, mark in _marked(each):
             if inherited.get(prefix + field.stored) == mark:
@@ -171,12 +173,16 @@ def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
                 texts[prefix + field.stored] = int(mark.text)
             if not mark.text or mark != Indexed(text=mark.text):
                 indexes.append(field_index(each, prefix, field, mark))
-        known = {id(index) for above in each.above for index in above.settings.indexes}
-        indexes += [_living(each, index) for index in each.settings.indexes if id(index) not in known]
+        known = {id(index) for above in each.kinds.above for index in above.model.__treadle__.indexes}
+        indexes += [
+            _living(each, index) for index in each.model.__treadle__.indexes if id(index) not in known
+        ]
     if texts:
         indexes.append(_text_index(texts))
-    declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
-    unique = [index for rule in entry.answering("storage") for index in rule.storage().unique]
+    declared = [
+        key_pairs(each.document) for each in entry.model.__treadle__.indexes if each.document.get("unique")
+    ]
+    unique = [index for rule in entry.rules.implementing("storage") for index in rule.storage().unique]
     chosen = [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
     unique_keys = {tuple(dict(index.document["key"])) for index in chosen if index.document.get("unique")}
     return [*chosen, *_names(entry, unique_keys)]
@@ -184,15 +190,15 @@ def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
 
 def _names(entry: ModelEntry[Any], known: Collection[tuple[str, ...]]) -> Iterator[IndexModel]:
     """The unique indexes of the fields by which others name documents of a model, but for those `known`."""
-    for each in [entry, *entry.below]:
-        for path, named in each.named_by.items():
+    for each in [entry, *entry.kinds.below]:
+        for path, named in each.paths.alternate_keys.items():
             if (path,) in known:
                 continue
             present: Raw = {path: {"$type": stored_types(named.shape)}} if named.shape.optional else {}
             if each.targets.with_deleted.filter():
                 present = {**each.targets.with_deleted.filter(), **(present or {path: {"$exists": True}})}
-            if each.deletion_path is not None:
-                present[each.deletion_path] = None
+            if each.paths.deletion is not None:
+                present[each.paths.deletion] = None
             partial = {"partialFilterExpression": present} if present else {}
             yield IndexModel([(path, 1)], unique=True, **partial)
 
@@ -201,11 +207,11 @@ def _living(entry: ModelEntry[Any], index: IndexModel) -> IndexModel:
     """A unique index without the deleted documents of its model; one that says which it holds is as it is."""
     document = index.document
     said = document.get("partialFilterExpression") or document.get("sparse")
-    if entry.deletion_path is None or said or not document.get("unique"):
+    if entry.paths.deletion is None or said or not document.get("unique"):
         return index
     options = {name: value for name, value in document.items() if name != "key"}
     keys = list(dict(document["key"]).items())
-    return IndexModel(keys, **{**options, "partialFilterExpression": {entry.deletion_path: None}})
+    return IndexModel(keys, **{**options, "partialFilterExpression": {entry.paths.deletion: None}})
 
 
 def _text_index(weights: dict[str, int]) -> IndexModel:
@@ -246,13 +252,11 @@ def field_index(entry: ModelEntry[Any], prefix: str, field: StoredField, mark: I
     if entry.targets.with_deleted.filter() and not mark.sparse:
         own = options.get("partialFilterExpression") or {}
         options["partialFilterExpression"] = _partial(entry, path, mark.unique, own)
-        options["name"] = (
-            f"{path}_{-1 if mark.descending else 1}_{entry.settings.kind or entry.model.__name__}"
-        )
-    if mark.unique and not mark.sparse and not mark.deleted and entry.deletion_path is not None:
+        options["name"] = f"{path}_{-1 if mark.descending else 1}_{entry.kinds.kind or entry.model.__name__}"
+    if mark.unique and not mark.sparse and not mark.deleted and entry.paths.deletion is not None:
         # Deleted documents hold no key, so that another may have it.
         partial = options.get("partialFilterExpression") or {}
-        options["partialFilterExpression"] = {**partial, entry.deletion_path: None}
+        options["partialFilterExpression"] = {**partial, entry.paths.deletion: None}
     if mark.sparse and not (mark.unique and field.shape.optional):
         # Partial as it is, it holds no more than a sparse one; the server refuses both together.
         options["sparse"] = True

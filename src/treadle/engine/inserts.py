@@ -18,7 +18,8 @@ from treadle.errors import UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
 from treadle.graph.gather import GatherRule
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
 from treadle.graph.write import Write
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
@@ -43,8 +44,8 @@ D = TypeVar("D", bound=Document)
 
 def refuse_group(entry: ModelEntry[Any], done: str) -> None:
     """Refuse what would make, replace or remove the document of a group."""
-    if entry.group is not None:
-        source = entry.group.source
+    if entry.rules.group is not None:
+        source = entry.rules.group.source
         raise UsageError(
             f"{entry.model.__name__} documents cannot be {done}, because Treadle makes and removes them as "
             f"their groups of {source.model.__name__} come and go; write the {source.model.__name__} "
@@ -201,6 +202,6 @@ class Insert(Write[list[D]]):
                 put(by_key[freeze(row["_id"])], path, value_at(row, path))
 
     def result(self, outcome: list[Raw]) -> list[D]:
-        if not self.entry.owned:
+        if not self.entry.paths.owned:
             return self.as_stored
         return [as_written(self.entry, copy.deepcopy(raw)) for raw in outcome]

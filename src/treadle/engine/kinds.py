@@ -25,7 +25,8 @@ from treadle.graph.card import Card
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read, by_id, find_one, server_facts
 from treadle.query.filters import parse_filter
@@ -59,14 +60,14 @@ def search_command(
     command = crud.find_command(entry, None, None, 0, limit, card)
     words = _OPERATORS.sub(" ", text)
     # In front of the caller's filter, which must not replace it.
-    sought = {"$and": [{"$text": {"$search": words}}, parse_filter(entry.field_paths, filter)]}
+    sought = {"$and": [{"$text": {"$search": words}}, parse_filter(entry.paths.fields, filter)]}
     ranked = [("score", {"$meta": "textScore"}), ("_id", 1)]
     options = {**command.options, "sort": ranked}
     return replace(command, arguments=(sought, *command.arguments[1:]), options=options)
 
 
 def _has_text_index(entry: ModelEntry[Any]) -> bool:
-    return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.root))
+    return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.kinds.root))
 
 
 # -- change of kind -----------------------------------------------------------------------------
@@ -76,13 +77,13 @@ def former(graph: Graph, document: Document, was: Any) -> ModelEntry[Any]:
     """The entry of the kind that a document is said to have had."""
     entry = graph.entry(type(document))
     before = graph.entry(was)
-    if entry.family is None or before.family is not entry.family:
+    if entry.kinds.family is None or before.kinds.family is not entry.kinds.family:
         raise UsageError(
             f"{before.model.__name__} and {entry.model.__name__} are not kinds of one collection, so a "
             "document cannot change from one to the other",
             code="kind-change",
         )
-    if before.settings.kind is None:
+    if before.kinds.kind is None:
         raise UsageError(
             f"was={before.model.__name__} is abstract; name the kind that the document has now",
             code="kind-change",
@@ -94,22 +95,24 @@ class ChangeKind(Replace[D]):
     """A document over the stored one of another kind: it leaves that kind's rules and enters its own."""
 
     def _filter(self) -> Raw:
-        assert self.was.family is not None
-        kind = {self.was.family.discriminator: {"$in": self.was.family.stored_as(self.was.settings.kind)}}
+        assert self.was.kinds.family is not None
+        kind = {
+            self.was.kinds.family.discriminator: {"$in": self.was.kinds.family.stored_as(self.was.kinds.kind)}
+        }
         return {**self.was.targets.exact.filter(), **by_id(self.raw["_id"]), **kind}
 
     def _refusal(self) -> Plan[TreadleError]:
-        assert self.was.family is not None
-        identity, name = self.raw["_id"], self.was.family.discriminator
-        living = {} if self.was.deletion_path is None else {self.was.deletion_path: None}
+        assert self.was.kinds.family is not None
+        identity, name = self.raw["_id"], self.was.kinds.family.discriminator
+        living = {} if self.was.paths.deletion is None else {self.was.paths.deletion: None}
         stored = yield from find_one(self.entry.collection, {**by_id(identity), **living}, {name: 1})
         if stored is None:
             return crud.gone(self.entry, identity)
-        if stored.get(name) in self.was.family.stored_as(self.was.settings.kind):
+        if stored.get(name) in self.was.kinds.family.stored_as(self.was.kinds.kind):
             return Conflict(self.entry.model.__name__, identity)
         return DataError(
             f"the document with _id {identity!r} is stored as kind {stored.get(name)!r}, not as "
-            f"{self.was.settings.kind!r} ({self.was.model.__name__}), so it was left alone; read it again "
+            f"{self.was.kinds.kind!r} ({self.was.model.__name__}), so it was left alone; read it again "
             "and decide anew",
             code="kind-differs",
         )
@@ -120,14 +123,16 @@ class ChangeKind(Replace[D]):
 
     def _kept(self) -> dict[str, Any]:
         # What the new kind alone would keep is the caller's to say.
-        was = self.was.owned
+        was = self.was.paths.owned
         return {
-            path: value for path, value in self.entry.kept.items() if was.get(path) is self.entry.owned[path]
+            path: value
+            for path, value in self.entry.paths.kept_on_replace().items()
+            if was.get(path) is self.entry.paths.owned[path]
         }
 
     def _left(self, rules: Sequence[CopyRule]) -> list[CopyRule]:
         """The references to the old kind only, for which the document is gone."""
-        return [rule for rule in rules if not rule.source.holds(self.raw)]
+        return [rule for rule in rules if not rule.source.targets.admits(self.raw)]
 
     def _check(self, before: Raw) -> Plan[None]:
         yield from check_restrictions(self._left(restricting(self.was)), [before])
@@ -145,7 +150,7 @@ class ChangeKind(Replace[D]):
         entered = self._entered()
         # To the rules of the new kind alone it is a new document.
         self.batch = Batch([after], [False])
-        for rule in self.entry.answering("prepare"):
+        for rule in self.entry.rules.implementing("prepare"):
             if rule in entered:
                 self.batch.notes[rule] = [rule.prepare(after)]
         self.prepared = bool(self.batch.notes)
@@ -155,11 +160,13 @@ class ChangeKind(Replace[D]):
         after = yield from super().apply(changes)
         keys = [after["_id"]]
         entered = self._entered()
-        for rule in self.entry.answering("after_insert"):
+        for rule in self.entry.rules.implementing("after_insert"):
             if rule in entered:
                 yield from rule.after_insert(self.batch, None, changes)
-        for rule in self.was.answering("after_delete"):
+        for rule in self.was.rules.implementing("after_delete"):
             if rule not in self.entry.rules:
                 yield from rule.after_delete(keys, changes)
-        yield from follow_references(self.was, self._left(self.was.feeding(CopyRule)), [after], changes)
+        yield from follow_references(
+            self.was, self._left(self.was.effects.of_type(CopyRule, "write")), [after], changes
+        )
         return after

@@ -8,7 +8,9 @@ from typing import Any
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import build_formula_stages
-from treadle.graph.rule import REVISION, ModelEntry, Touch
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.owned import Touch
+from treadle.graph.rule import REVISION
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.comparison import identical
@@ -20,15 +22,15 @@ class Derivation:
     """What one model derives, and what is derived from it, as its writes need to know it."""
 
     def __init__(self, entry: ModelEntry[Any]) -> None:
-        self.gathers = entry.having(GatherRule)
-        self.copies = entry.having(CopyRule)
-        self.locals = entry.having(LocalRule)
-        self.formulas = entry.having(FormulaRule)
+        self.gathers = entry.rules.of_type(GatherRule)
+        self.copies = entry.rules.of_type(CopyRule)
+        self.locals = entry.rules.of_type(LocalRule)
+        self.formulas = entry.rules.of_type(FormulaRule)
         self.formula_stages = build_formula_stages(entry)
         # Whether a document must be filled in before it is stored.
         self.fills = bool(self.copies or self.locals)
         # What each write maintains.
-        self.written = entry.having(GatherRule, "write")
+        self.written = entry.rules.of_type(GatherRule, "write")
         # What a new document holds as long as nothing feeds it.
         self.blanks: dict[str, Any] = {}
         for rule in self.gathers:
@@ -37,31 +39,33 @@ class Derivation:
         # By the way of maintenance; made where they are first asked for.
         self.recomputations: dict[Any, Any] = {}
         # A revision counts from there.
-        self.blanks |= {path: 0 for path, owned in entry.owned.items() if owned.on_write == "next"}
+        self.blanks |= {path: 0 for path, owned in entry.paths.owned.items() if owned.on_write == "next"}
         # What a write stamps on a document, and how; by whether the document is new.
         self.touches: dict[bool, dict[str, Touch]] = {
             new: {
                 path: owned.on_write
-                for path, owned in entry.owned.items()
+                for path, owned in entry.paths.owned.items()
                 if owned.on_write is not None and (new or not owned.insert_only)
             }
             for new in (False, True)
         }
         # Who takes part in an insert.
-        self.prepares = entry.answering("prepare")
-        self.before_insert = entry.answering("before_insert")
-        self.after_insert = entry.answering("after_insert")
+        self.prepares = entry.rules.implementing("prepare")
+        self.before_insert = entry.rules.implementing("before_insert")
+        self.after_insert = entry.rules.implementing("after_insert")
         self.inserting = list(
-            dict.fromkeys([*self.before_insert, *self.after_insert, *entry.answering("inserts_alone")])
+            dict.fromkeys(
+                [*self.before_insert, *self.after_insert, *entry.rules.implementing("inserts_alone")]
+            )
         )
         # What is made of its documents with each write, and the last level that is.
-        self.fed = entry.feeding(GatherRule)
-        self.copied = entry.feeding(CopyRule)
-        self.feeds = entry.feeds
+        self.fed = entry.effects.of_type(GatherRule, "write")
+        self.copied = entry.effects.of_type(CopyRule, "write")
+        self.feeds = entry.effects.on_write
         # What is gathered by a name, which others may know of a document that is new.
         self.named = [rule for rule in self.written if rule.to is not None]
         self.names = bool(self.named) or any(rule.to != "_id" for rule in self.copied)
-        self.records = entry.answering("record")
+        self.records = entry.rules.implementing("record")
         # Whether its documents hold copies of each other.
         self.among_themselves = any(rule.target.collection == entry.collection for rule in self.copied)
         # Whether something follows from each insert, whatever it holds.
@@ -78,10 +82,7 @@ class Derivation:
 
 def derivation(entry: ModelEntry[Any]) -> Derivation:
     """The derivation of a model, made once."""
-    if entry.derivation is None:
-        entry.derivation = Derivation(entry)
-    derived: Derivation = entry.derivation
-    return derived
+    return entry.rules.memo(Derivation, lambda: Derivation(entry))
 
 
 def update_pipeline(target: ModelEntry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:

@@ -16,7 +16,7 @@ from treadle.engine import crud
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, skipping
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Call, Plan, Raw, Read
 from treadle.query.attributes import refuse_attributes
 from treadle.query.comparison import order_key
@@ -29,7 +29,7 @@ def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None) -> Plan[A
     """The document with this id, wherever it is, or None."""
     archive = entry.everything.archive
     assert archive is not None
-    chosen: tuple[Any, ...] = (entry.one(entry.identity(identity)),)
+    chosen: tuple[Any, ...] = (entry.filter_for_id(entry.ids.encode(identity)),)
     if card is not None:
         chosen = (*chosen, card.projection)
     here, there = entry.collection, archive
@@ -71,7 +71,7 @@ class BothReader:
         self._skip = skip
         self._left = limit
         most = None if limit is None else skip + limit
-        refuse_attributes(entry.codec, sort_keys(sort, entry.field_paths))
+        refuse_attributes(entry.codec, sort_keys(sort, entry.paths.fields))
         command = crud.find_command(entry, filter, sort, 0, most, card)
         self._directions = [direction for _, direction in command.options["sort"] or ()]
         if self._directions:

@@ -12,7 +12,7 @@ from collections.abc import Container
 from typing import Any, Generic, TypeVar
 
 from treadle.engine import crud
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.model.document import Document
 from treadle.plan import NO_OPTIONS, Call
 from treadle.plan.server_errors import translate
@@ -29,7 +29,7 @@ class Prompt(Generic[D]):
         self._pending = pending
         self._name = entry.model.__name__
         self._reads = entry.everything.archive is None and not entry.versions.needs_server
-        self._inserts = entry.plain and not entry.versions.writes_older
+        self._inserts = entry.effects.is_plain and not entry.versions.writes_older
         # What makes a model of a document.
         self.load = entry.codec.load
 
@@ -37,10 +37,12 @@ class Prompt(Generic[D]):
         """What reads the document of an id."""
         if not self._reads:
             return None
-        key = self.entry.identity(identity)
+        key = self.entry.ids.encode(identity)
         if type(key) not in crud.NAMING:
             return None
-        return Call(self.entry.collection, "find_one", (self.entry.one(key),), NO_OPTIONS, False, (key,))
+        return Call(
+            self.entry.collection, "find_one", (self.entry.filter_for_id(key),), NO_OPTIONS, False, (key,)
+        )
 
     def insert(self, document: D) -> Call | None:
         """What stores a document that a later read will show as it is."""

@@ -32,8 +32,9 @@ from treadle.graph.changes import Change, Changes, NotRead
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import set_aside
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.rule import Rule
 from treadle.graph.scope import Image
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
@@ -205,7 +206,7 @@ def _update_current(
     unsure: dict[GatherRule, list[_Effect]] = {}
     # A target that this transaction inserted, or made visible, may have counted the same sources then.
     new: set[Any] = set()
-    if target.group is None:
+    if target.rules.group is None:
         new = {freeze(change.id) for change in ledger.of(target) if _came(target, change)}
     # What an outdated target held was not maintained by this version's rules.
     new |= outdated
@@ -226,7 +227,7 @@ def _update_current(
     followed = derivation(target).last_level > level
     updates = [(effect.key, update_pipeline(target, effect.first, effect.second)) for effect in changed]
     before = (yield from read(target, keys)) if followed else {}
-    if target.group is not None:
+    if target.rules.group is not None:
         yield from _update_groups(target, changed, updates, level)
     else:
         matched, _ = yield from update_each(target, updates)
@@ -234,7 +235,7 @@ def _update_current(
             # Some targets do not exist (yet); whoever inserts one must meet this transaction.
             yield from guard(target.collection, keys)
     if followed:
-        yield from note_after(target, before, ledger, keys if target.group is not None else None)
+        yield from note_after(target, before, ledger, keys if target.rules.group is not None else None)
 
 
 def _change_blindly(
@@ -278,7 +279,7 @@ def _change_stored(
     keys = distinct(effect.key for effects in unsure.values() for effect in effects)
     paths = [*target.key_projection(), *(path for rule in unsure for path in rule.empty())]
     shown = dict.fromkeys(outermost(paths), 1)
-    rows = yield from find(target.collection, target.at_any(keys), shown)
+    rows = yield from find(target.collection, target.filter_for_keys(keys), shown)
     stored = {freeze(target.key_of(each)): each for each in rows}
     for rule, effects in unsure.items():
         for effect in effects:
@@ -319,8 +320,8 @@ def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[
 
 def _came(target: ModelEntry[Any], change: Change) -> bool:
     """Whether a document may have become one of the target's in this transaction, and was computed then."""
-    before, after, family = change.before, change.after, target.family
-    if not isinstance(before, Image) or after is None or target.deletion_path is not None:
+    before, after, family = change.before, change.after, target.kinds.family
+    if not isinstance(before, Image) or after is None or target.paths.deletion is not None:
         return True
     if before.collection != after.collection:
         return True
@@ -332,7 +333,7 @@ def _update_groups(
     target: ModelEntry[Any], effects: Sequence[_Effect], updates: Sequence[tuple[Any, list[Raw]]], level: int
 ) -> Plan[None]:
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
-    group = target.group
+    group = target.rules.group
     operations: list[tuple[Any, list[Raw]]] = []
     makes: set[int] = set()
     shrinking = []
@@ -346,11 +347,11 @@ def _update_groups(
             pipeline = [blank, *pipeline]
         operations.append((key, pipeline))
     _, new = yield from update_each(target, operations, makes)
-    if new and target.having(CopyRule):
+    if new and target.rules.of_type(CopyRule):
         yield from fill_new(target, new)
     if shrinking:
         yield from delete_many(
-            target.collection, {"$and": [target.at_any(shrinking), {group.path: {"$lte": 0}}]}
+            target.collection, {"$and": [target.filter_for_keys(shrinking), {group.path: {"$lte": 0}}]}
         )
 
 
@@ -379,17 +380,17 @@ def update_each(
             # The driver's bulk machinery costs as much as a whole update.
             ((key, pipeline),) = updates
             options = {"upsert": True} if makes else NO_OPTIONS
-            one = yield Call(target.collection, "update_one", (target.at(key), pipeline), options)
+            one = yield Call(target.collection, "update_one", (target.filter_for_key(key), pipeline), options)
             return one.matched_count, [] if one.upserted_id is None else [one.upserted_id]
         operations = [
-            UpdateOne(target.at(key), pipeline, upsert=number in makes)
+            UpdateOne(target.filter_for_key(key), pipeline, upsert=number in makes)
             for number, (key, pipeline) in enumerate(updates)
         ]
         result = yield from bulk_write(target.collection, operations, ordered=False)
         return result.matched_count, list((result.upserted_ids or {}).values())
     except OperationFailure as error:
         # Say which sum would not fit, where the server only says that a number does not.
-        aggregates = [rule.aggregate for rule in target.having(GatherRule)]
+        aggregates = [rule.aggregate for rule in target.rules.of_type(GatherRule)]
         sums = [each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded]
         if CONVERSION_FAILURE not in codes_of(error) or not sums or derivation(target).formulas:
             raise
@@ -413,14 +414,14 @@ def read(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Documents by frozen key, with what others are fed by."""
     projection = None
     # A migration may read any field.
-    if entry.watched is not None and not entry.root.versions.is_versioned:
-        own = entry.group.key.targets if entry.group is not None else []
-        projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
+    if entry.effects.followed is not None and not entry.kinds.root.versions.is_versioned:
+        own = entry.rules.group.key.targets if entry.rules.group is not None else []
+        projection = dict.fromkeys(outermost([*entry.effects.followed, *own, "_id"]), 1)
     rows: list[Raw] = []
     most = READ_KEYS_MAX
     for start in range(0, len(keys), most):
         chunk = keys[start : start + most]
-        rows.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
+        rows.extend((yield from find(entry.collection, entry.filter_for_keys(chunk), projection)))
     return {freeze(entry.key_of(each)): each for each in rows}
 
 
@@ -440,7 +441,11 @@ def _forsake(rule: CopyRule, change: Change, ledger: Changes) -> Plan[None]:
     if rule.to == "_id" or not isinstance(before, Image) or after is None or rule.on_delete == "keep":
         return
     old = rule.name_of(before.document)
-    if old is None or same(old, rule.name_of(after.document)) or not rule.source.holds(before.document):
+    if (
+        old is None
+        or same(old, rule.name_of(after.document))
+        or not rule.source.targets.admits(before.document)
+    ):
         return
     if (yield from find(rule.source.collection, rule.named(old), {"_id": 1}, limit=1)):
         # Another document has taken the name.

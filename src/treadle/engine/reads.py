@@ -14,8 +14,8 @@ from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, PageReader, skipping
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Page
-from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
@@ -108,7 +108,7 @@ class DocumentReader(PageReader[R]):
 
 def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
     """The documents with these ids in their order, None where there is none."""
-    keys = [entry.identity(each) for each in ids]
+    keys = [entry.ids.encode(each) for each in ids]
     load, by_key = crud.loader(entry, card), {}
     projection = None if card is None else card.projection
     for chunk in chunks([*{freeze(key): key for key in keys}.values()], READ_KEYS_MAX):
@@ -123,7 +123,7 @@ def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> 
 
 def exists(entry: ModelEntry[Any], filter: Any) -> Plan[bool]:
     """Whether any document matches."""
-    cleaned = parse_filter(entry.field_paths, filter)
+    cleaned = parse_filter(entry.paths.fields, filter)
     with crud.translated(entry.model.__name__, [cleaned]):
         document = yield from find_one(entry.collection, cleaned, {"_id": 1})
     return document is not None
@@ -146,8 +146,8 @@ def page(
             f"size={quote(size)}; a page has from 1 to {PAGE_MAX:,} documents",
             code="filter-invalid",
         )
-    keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.field_paths)) or []
-    cleaned = parse_filter(entry.field_paths, filter)
+    keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.paths.fields)) or []
+    cleaned = parse_filter(entry.paths.fields, filter)
     mixed = _mixed(entry, [path for path, _ in keys])
     query = keyset.digest(entry.collection, cleaned, keys)
     chosen = cleaned
@@ -204,7 +204,7 @@ def _place(entry: ModelEntry[Any], raw: Raw, path: str) -> Any:
 def path_of(entry: ModelEntry[Any], field: Any) -> tuple[Path, ModelEntry[Any]]:
     """The path that a caller names in Python, and the model of the family that has it."""
     error: DeclarationError | None = None
-    for each in [entry, *entry.below]:
+    for each in [entry, *entry.kinds.below]:
         try:
             return resolve(each.codec, str(field), entry.model.__name__, "field-unknown"), each
         except DeclarationError as refused:
@@ -216,7 +216,7 @@ def path_of(entry: ModelEntry[Any], field: Any) -> tuple[Path, ModelEntry[Any]]:
 def distinct(entry: ModelEntry[Any], field: str, filter: Any) -> Plan[list[Any]]:
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
-    cleaned = parse_filter(entry.field_paths, filter)
+    cleaned = parse_filter(entry.paths.fields, filter)
     chain = entry.versions
     chosen = {"$and": [cleaned, chain.current_only]} if chain.is_versioned else cleaned
     with crud.translated(entry.model.__name__, [cleaned]):
@@ -308,7 +308,7 @@ def checked_pipeline(entry: ModelEntry[Any], pipeline: Any) -> list[Raw]:
         if "$match" not in stage or not isinstance(stage["$match"], Mapping):
             break
         if not isinstance(stage["$match"], Unchecked):
-            cleaned[number] = {"$match": parse_match(entry.field_paths, stage["$match"])}
+            cleaned[number] = {"$match": parse_match(entry.paths.fields, stage["$match"])}
     return cleaned
 
 

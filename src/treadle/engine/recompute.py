@@ -20,7 +20,9 @@ from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, source_paths
-from treadle.graph.rule import Maintain, ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
+from treadle.graph.rule_set import Maintain
 from treadle.graph.scope import ROWS, beside
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, aggregate, find
@@ -183,7 +185,7 @@ def _rank(
 
 def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
     """Return whether a `$lookup` finds the sources of a target; in a transaction it may not meet shards."""
-    spread = server.sharded or any(each.settings.shard_key for each in (rule.source, rule.target))
+    spread = server.sharded or any(each.model.__treadle__.shard_key for each in (rule.source, rule.target))
     return not (spread or rule.per_element)
 
 
@@ -230,7 +232,7 @@ class Recomputation:
         self.entry = entry
 
         def own(kind: type[R]) -> list[R]:
-            return [rule for rule in entry.having(kind, maintain) if rule not in without]
+            return [rule for rule in entry.rules.of_type(kind, maintain) if rule not in without]
 
         self.gathers, self.copies = own(GatherRule), own(CopyRule)
         self.formulas, self.locals = own(FormulaRule), own(LocalRule)
@@ -249,7 +251,7 @@ class Recomputation:
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
-        if not (self.copies or self.locals or entry.feeds or entry.versions.may_change):
+        if not (self.copies or self.locals or entry.effects.on_write or entry.versions.may_change):
             named = [rule.to for rule in self.gathers if rule.to is not None]
             shown = outermost([*self._gathered, *formulas, *entry.key_projection(), *named])
             self.projection = dict.fromkeys(shown, 1)
@@ -268,7 +270,7 @@ class Recomputation:
 
     def keys(self, documents: Sequence[Raw]) -> list[Any]:
         """Return what sources refer to these documents by."""
-        if self.entry.group is None:
+        if self.entry.rules.group is None:
             return [each["_id"] for each in documents]
         return [self.entry.key_of(each) for each in documents]
 

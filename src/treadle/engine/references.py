@@ -22,7 +22,8 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.derived import CopyRule
-from treadle.graph.rule import REVISION, ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import REVISION, Rule
 from treadle.graph.scope import Failed, Image, Scope
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, bulk_write, by_id, find_one_and_update, update_many
@@ -108,10 +109,10 @@ def require_filled(
             value = value_at(raw, path)
             if before is not None and same(value_at(before, path), value):
                 continue
-            if value is not None and not entry.field_paths[path].type.accepts(value):
+            if value is not None and not entry.paths.fields[path].type.accepts(value):
                 if before is not None and isinstance(rule, CopyRule):
                     _keep_copies(rule, before, raw)
-                    if entry.field_paths[path].type.accepts(value_at(raw, path)):
+                    if entry.paths.fields[path].type.accepts(value_at(raw, path)):
                         continue
                 raise InvalidValue(
                     f"{entry.model.__name__} {raw['_id']!r} would get a {path!r} that its model refuses, "

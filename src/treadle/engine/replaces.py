@@ -14,7 +14,7 @@ from treadle.engine.validation import as_written, require_readable
 from treadle.engine.version_upgrade import lowered, upgrade_possible
 from treadle.errors import TreadleError
 from treadle.graph.changes import Changes
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import Selector, Write
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
@@ -45,7 +45,7 @@ class Replace(Write[D]):
 
     @property
     def _is_plain(self) -> bool:
-        return self.entry.plain and self.was.plain
+        return self.entry.effects.is_plain and self.was.effects.is_plain
 
     def command(self) -> Plan[Raw] | None:
         return self._replace_alone() if self._is_plain else None
@@ -100,19 +100,19 @@ class Replace(Write[D]):
 
     def _kept(self) -> dict[str, Any]:
         """What is left as it is stored, with a first value."""
-        return self.entry.kept
+        return self.entry.paths.kept_on_replace()
 
     def _check(self, before: Raw) -> Plan[None]:
         """Refuse what must not be replaced."""
-        for rule in self.entry.answering("before_replace"):
+        for rule in self.entry.rules.implementing("before_replace"):
             rule.before_replace(before, self.raw)
         yield from ()
 
     def _after(self, before: Raw) -> Plan[Raw]:
         """The new document, with what is maintained in the stored one kept."""
         after = copy.deepcopy(self.raw)
-        for path, owned in self.entry.owned.items():
-            if self.was.owned.get(path) is owned and not owned.refilled and has(before, path):
+        for path, owned in self.entry.paths.owned.items():
+            if self.was.paths.owned.get(path) is owned and not owned.refilled and has(before, path):
                 put(after, path, value_at(before, path))
         if RESERVED in before:
             after[RESERVED] = copy.deepcopy(before[RESERVED])

@@ -43,12 +43,12 @@ def rewrite(
     """
     entry = recomputation.entry
     arranged = Arranged([], [])
-    if entry.group is not None:
+    if entry.rules.group is not None:
         arranged = yield from arrange(server, entry, keys, ledger)
     new = {freeze(each) for each in arranged.made}
     projection = None if unforced is None else recomputation.projection
     scope = entry.targets.exact if exact else entry.targets
-    own_keys = {"_id": {"$in": list(keys)}} if entry.group is None else entry.at_any(keys)
+    own_keys = {"_id": {"$in": list(keys)}} if entry.rules.group is None else entry.filter_for_keys(keys)
     failed: Failed = []
     images = yield from scope.find(own_keys, projection=projection, failed=failed)
     if failed:
@@ -57,7 +57,7 @@ def rewrite(
     documents = [image.document for image in images]
     present, own = [each["_id"] for each in documents], recomputation.keys(documents)
     frozen = freeze_all(present)
-    frozen_keys = frozen if entry.group is None else freeze_all(own)
+    frozen_keys = frozen if entry.rules.group is None else freeze_all(own)
     befores = documents if recall is None else [recall(each) for each in documents]
     # The worker's copies need their sources written too: it finds a copy correct and leaves it, while this
     # transaction still holds an older value for it.

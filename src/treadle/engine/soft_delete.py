@@ -23,7 +23,7 @@ from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import upgrade_stored
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, server_facts, update_many
@@ -36,13 +36,13 @@ D = TypeVar("D", bound=Document)
 
 def require_tombstone(entry: ModelEntry[Any], call: str) -> str:
     """The path that tells a model's deleted documents; refuses a model that keeps none."""
-    if entry.deletion_path is None:
+    if entry.paths.deletion is None:
         raise UsageError(
             f"{call} is for models that keep their deleted documents, and {entry.model.__name__} does not; "
             'declare soft_delete="deleted_at" with a field deleted_at: datetime | None = None',
             code="soft-delete-undeclared",
         )
-    return entry.deletion_path
+    return entry.paths.deletion
 
 
 def burying(entry: ModelEntry[Any]) -> list[Raw]:
@@ -68,14 +68,14 @@ class Restore(Write[D | None]):
     def __init__(self, entry: ModelEntry[D], identity: Any) -> None:
         self.entry = entry
         self.path = require_tombstone(entry, "restore")
-        self.filter = {**by_id(entry.identity(identity)), **entry.deleted.filter()}
+        self.filter = {**by_id(entry.ids.encode(identity)), **entry.deleted.filter()}
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         before = yield from find_one(self.entry.collection, self.filter)
         if before is None:
             return None
         (before,) = yield from upgrade_stored(self.entry, [before], changes)
-        entry, key = self.entry.of(before), before["_id"]
+        entry, key = self.entry.kinds.of(before), before["_id"]
         derived = derivation(entry)
         after = copy.deepcopy(before)
         put(after, self.path, None)
@@ -90,7 +90,7 @@ class Restore(Write[D | None]):
         if derived.fills:
             yield from fill_own(entry, [(before, after)])
         notes = {}
-        for rule in entry.answering("before_restore"):
+        for rule in entry.rules.implementing("before_restore"):
             notes[rule] = yield from rule.before_restore(after, changes)
         sets = {**changed_fields(before, after), **stamp_expressions(touches_of(entry, new=False)), **BUMP}
         with crud.translated(entry.model.__name__, [after], entry):

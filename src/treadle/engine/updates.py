@@ -23,8 +23,8 @@ from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import PartlyDone
 from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.gather import GatherRule
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Returns
-from treadle.graph.rule import ModelEntry
 from treadle.graph.write import ChunkedWrite, Write, confined
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.document import Document
@@ -53,14 +53,14 @@ D = TypeVar("D", bound=Document)
 
 def concerns(entry: ModelEntry[Any], touched: set[str] | None) -> bool:
     """Whether an update of these paths must be followed."""
-    return not entry.plain and entry.field_paths.are_followed(touched)
+    return not entry.effects.is_plain and entry.paths.fields.are_followed(touched)
 
 
 def may_upgrade(entry: ModelEntry[Any]) -> bool:
     """Whether bringing a document to the current version may change what others follow from."""
     chain = entry.versions
-    watched = entry.watched is None or bool(entry.watched)
-    return chain.writes_older or (chain.is_versioned and not entry.plain and watched)
+    watched = entry.effects.followed is None or bool(entry.effects.followed)
+    return chain.writes_older or (chain.is_versioned and not entry.effects.is_plain and watched)
 
 
 class _Update:
@@ -74,12 +74,12 @@ class _Update:
         self, entry: ModelEntry[Any], update: Any, array_filters: Sequence[Any] | None = None
     ) -> None:
         self.entry = entry
-        self.parsed = parse_update(entry.field_paths, update, array_filters)
+        self.parsed = parse_update(entry.paths.fields, update, array_filters)
         self.sure = self.parsed.is_exact
         self.update = touching(entry, self.parsed.update)
         stamped = touches_of(entry, new=False).keys()
-        self.followed = not entry.plain and (
-            self.parsed.is_followed or entry.field_paths.are_followed(stamped)
+        self.followed = not entry.effects.is_plain and (
+            self.parsed.is_followed or entry.paths.fields.are_followed(stamped)
         )
 
     @property
@@ -112,7 +112,7 @@ class _Update:
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
-        if not self.sure or any(derivation(each).formulas for each in entry.related):
+        if not self.sure or any(derivation(each).formulas for each in entry.kinds.related):
             yield from require_valid(entry, befores, final, changes)
         yield from changes.add(entry, zip(befores, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
@@ -132,7 +132,7 @@ class UpdateOneDocument(_Update, Write[D | None]):
     ) -> None:
         self._prepare(entry, update, array_filters)
         self.filter = crud.which(entry, id_or_filter)
-        self.sort = sort_keys(sort, entry.field_paths)
+        self.sort = sort_keys(sort, entry.paths.fields)
         # By an attribute only a pipeline sorts, so that the document is found first.
         self._by_attribute = sorts_by_attribute(entry.codec, self.sort)
         crud.check_returns(returns)
@@ -154,12 +154,19 @@ class UpdateOneDocument(_Update, Write[D | None]):
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry
-        maintains = any(rule.needs_before or changes.joined for each in entry.related for rule in each.rules)
+        maintains = any(
+            rule.needs_before or changes.joined for each in entry.kinds.related for rule in each.rules
+        )
         followed = (
-            maintains or entry.feeding(GatherRule) or entry.versions.is_versioned or self.returns == "before"
+            maintains
+            or entry.effects.of_type(GatherRule, "write")
+            or entry.versions.is_versioned
+            or self.returns == "before"
         )
         # Whoever refers to it by a name that it had must be found by that.
-        followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
+        followed = (
+            followed or self._by_attribute or any(each.paths.alternate_keys for each in entry.kinds.related)
+        )
         followed = followed or not self.sure
         if not followed:
             return (yield from self._without_before(changes))
@@ -194,14 +201,14 @@ class UpdateOneDocument(_Update, Write[D | None]):
         """The id of the one document that it means; nothing where another may be meant."""
         simple = not self.options and self.sort is None and self.returns == "after"
         named = self.filter.get("_id")
-        if not simple or type(named) is not ObjectId or self.filter != self.entry.one(named):
+        if not simple or type(named) is not ObjectId or self.filter != self.entry.filter_for_id(named):
             return []
         return [named]
 
     def _without_before(self, changes: Changes) -> Plan[Raw | None]:
         """An update that nobody has to know the former state of: there are copies at most, which may stay."""
         with self._translated():
-            recorded = any(each.rules for each in self.entry.related)
+            recorded = any(each.rules for each in self.entry.kinds.related)
             sets = None if recorded else _plain_sets(self.update)
             raw = yield from find_one_and_update(
                 self.entry.collection,
@@ -249,7 +256,7 @@ class UpdateEach(_Update, Write[list[Raw | None]]):
     def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
         keys = distinct(key for each in self.updates for key in each.key)
         befores = list((yield from by_ids(self.entry.collection, keys)).values())
-        found = [each for each in befores if self.entry.holds(each)]
+        found = [each for each in befores if self.entry.targets.admits(each)]
         afters = (yield from self._apply(found, self._write, changes)) if found else []
         by_key = {freeze(each["_id"]): each for each in afters}
         return [by_key.get(freeze(each.key[0])) for each in self.updates]
@@ -266,7 +273,7 @@ class UpdateManyDocuments(_Update, ChunkedWrite):
     def __init__(self, entry: ModelEntry[Any], filter: Any, update: Any) -> None:
         crud.require_filter(entry, filter)
         self._prepare(entry, update)
-        self.filter = parse_filter(entry.field_paths, filter)
+        self.filter = parse_filter(entry.paths.fields, filter)
 
     def command(self) -> Plan[int] | None:
         return self._update_alone() if self._is_plain and self.keys is None and not self._collides else None
@@ -275,7 +282,7 @@ class UpdateManyDocuments(_Update, ChunkedWrite):
     def _collides(self) -> bool:
         """Whether documents may be refused for a value that another has: then a chunk is done as a whole."""
         touched = self.parsed.touched
-        unique = self.entry.once("unique paths", lambda: _unique_paths(self.entry))
+        unique = self.entry.rules.memo("unique paths", lambda: _unique_paths(self.entry))
         return bool(unique) and (
             touched is None or any(overlap(each, path) for each in touched for path in unique)
         )
@@ -314,7 +321,7 @@ class UpdateManyDocuments(_Update, ChunkedWrite):
 
 
 def _unique_paths(entry: ModelEntry[Any]) -> list[str]:
-    unique = [index.document for index in declared_indexes(entry.root) if index.document.get("unique")]
+    unique = [index.document for index in declared_indexes(entry.kinds.root) if index.document.get("unique")]
     return [path for document in unique for path in dict(document["key"])]
 
 
@@ -323,10 +330,10 @@ def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan
 
     Each by the rules of its kind after the write.
     """
-    if entry.family is None:
+    if entry.kinds.family is None:
         return (yield from _follow_class(entry, pairs))
     followed: dict[Any, Raw] = {}
-    for exact, group in entry.by_class([(after, before) for before, after in pairs]):
+    for exact, group in entry.kinds.split([(after, before) for before, after in pairs]):
         for after in (yield from _follow_class(exact, [(before, after) for after, before in group])):
             followed[freeze(after["_id"])] = after
     return [followed[freeze(after["_id"])] for _, after in pairs]

@@ -17,8 +17,8 @@ from treadle.engine.validation import as_written, require_readable
 from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Upserted
-from treadle.graph.rule import ModelEntry
 from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
@@ -47,7 +47,7 @@ class Upsert(Write[Upserted[D]]):
     ) -> None:
         self.entry = entry
         self.created = False
-        by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.identity(filter)}
+        by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.ids.encode(filter)}
         self._update: UpdateOneDocument[D] = UpdateOneDocument(entry, by_filter, update)
         self.insert: Insert[D] = Insert(inserted, [insert])
         # An assignment to a field is not validated by itself.
@@ -102,7 +102,7 @@ def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:
     equal = equalities(filter)
     found = {path for path, value in equal.items() if same(value_at(new, path), value)}
     covering = [["_id"]] if "_id" in equal else []
-    for index in declared_indexes(entry.root):
+    for index in declared_indexes(entry.kinds.root):
         document = index.document
         if document.get("unique") and not document.get("sparse") and _holds(document, equal, new):
             covering.append(list(dict(document["key"])))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.changes import Changes
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
 from treadle.model.text import escape_text, get_logger
@@ -79,7 +79,7 @@ def as_written(entry: ModelEntry[D], raw: Raw) -> D:
             escape_text(raw.get("_id")),
             error.code,
         )
-    exact = entry.of(raw) if entry.family is not None else entry
+    exact = entry.kinds.of(raw) if entry.kinds.family is not None else entry
     codec: Codec[D] = getattr(exact.codec, "own", exact.codec)
     return load_what_fits(codec, raw)
 

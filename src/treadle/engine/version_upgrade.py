@@ -15,7 +15,7 @@ from pymongo.errors import PyMongoError
 
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.versions import Upgraded
 from treadle.model.encodable import ENCODING_ERRORS
 from treadle.model.text import get_logger
@@ -46,7 +46,12 @@ def read_current(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]
         return list(raws)
     current = (yield from chain.upgrade(raws)).required()
     # Where others follow, only the background migration stores documents: it lets them follow.
-    if chain.stores_back and not chain.writes_older and entry.root.plain and not (yield from is_inside()):
+    if (
+        chain.stores_back
+        and not chain.writes_older
+        and entry.kinds.root.effects.is_plain
+        and not (yield from is_inside())
+    ):
         yield from _store_back(entry, [raw["_id"] for raw in outdated])
     return current
 

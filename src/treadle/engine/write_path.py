@@ -37,8 +37,9 @@ from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import around
-from treadle.graph.rule import REVISION, Due, ModelEntry, Rule
+from treadle.graph.rule import REVISION, Due, Rule
 from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
 from treadle.model.text import get_logger
 from treadle.plan import Failed, Plan, Raw, find, is_inside, server_facts, share, transact, update_many
@@ -125,8 +126,8 @@ class WritePath:
 
         def copy(changes: Changes) -> Plan[None]:
             for source in (yield from find(entry.collection, {"_id": {"$in": list(ids)}})):
-                for rule in entry.feeding(CopyRule):
-                    if rule.synced and rule.source.holds(source):
+                for rule in entry.effects.of_type(CopyRule, "write"):
+                    if rule.synced and rule.source.targets.admits(source):
                         followed = feeds_beyond(rule.target, rule.level)
                         yield from copy_to(rule, rule.name_of(source), source, {}, followed, changes)
 
@@ -280,7 +281,11 @@ def _final(writes: Sequence[Write[Any]], outcomes: Sequence[Any]) -> Plan[list[A
     """Read documents again that a write may have reached by way of others."""
     final = []
     for write, outcome in zip(writes, outcomes, strict=True):
-        if write.shows_document and write.entry.loops and isinstance(outcome, (dict, list)):
+        if (
+            write.shows_document
+            and write.entry.effects.may_affect_itself
+            and isinstance(outcome, (dict, list))
+        ):
             outcome = yield from _read_again(write.entry, outcome)
         final.append(outcome)
     return final
@@ -323,7 +328,7 @@ def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:
     if last is not None:
         condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
     rows = yield from find(entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=most)
-    if not rows and last is not None and entry.identity_shape.kind != "scalar":
+    if not rows and last is not None and entry.ids.shape.kind != "scalar":
         # A range ends where the type of the ids changes; an expression compares across types.
         further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, write.filter]}
         rows = yield from find(entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=most)
@@ -360,7 +365,7 @@ def repair(
 
     def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
         def hold() -> Plan[None]:
-            held = {**entry.at_any(some), **entry.targets.exact.filter()}
+            held = {**entry.filter_for_keys(some), **entry.targets.exact.filter()}
             yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
 
         def recompute() -> Plan[list[Any]]:

@@ -17,8 +17,9 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.layout import PageReader
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Nested, Report, State
-from treadle.graph.rule import ModelEntry, Place, Rule
+from treadle.graph.rule import Place, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
 from treadle.query.filters import Sort
@@ -61,7 +62,7 @@ class NamedRule(Rule):
 
 def rule_named(entry: ModelEntry[Any], family: type[Named], name: str) -> Named:
     """The rule of a family that a caller named."""
-    rules = entry.having(family)
+    rules = entry.rules.of_type(family)
     for rule in rules:
         if rule.name == name:
             return rule
@@ -71,7 +72,7 @@ def rule_named(entry: ModelEntry[Any], family: type[Named], name: str) -> Named:
 
 def rule_of(entry: ModelEntry[Any], family: type[Called], how: str, *, code: str) -> Called:
     """The one rule of a family that a model has; else an error that says how to declare it."""
-    for rule in entry.having(family):
+    for rule in entry.rules.of_type(family):
         return rule
     raise UsageError(f"{entry.model.__name__} {how}", code=code)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.store_codec import unknown_kind
 from treadle.model.adapt import Adapt, accepted_keys, adapter_of
 from treadle.model.bson_types import Raw, to_bson
@@ -67,24 +67,24 @@ class Card(Generic[C]):
         loads: dict[Any, Load] = {}
         missing: list[set[str]] = []
         hints: dict[str, list[str]] = {}
-        for each in [entry, *entry.below]:
+        for each in [entry, *entry.kinds.below]:
             search = _Search(paths, {})
             parts = _parts(each.codec, model, "", search)
-            loads[each.settings.kind] = _loader(model, parts)
+            loads[each.kinds.kind] = _loader(model, parts)
             missing.append(set(search.missing))
             for name, near in search.missing.items():
                 hints.setdefault(name, []).extend(near)
         for name in sorted(set.intersection(*missing)):
             if entry.model.model_config.get("extra") != "allow":
                 raise _unknown(entry, model, name, hints[name])
-        own = [name for each in [entry, *entry.below] for name in stamped_names(each.model)]
+        own = [name for each in [entry, *entry.kinds.below] for name in stamped_names(each.model)]
         # The id for messages, kind and version to read the document rightly.
         self.paths = outermost({*paths, *own, "_id"})
         self.projection: Raw = dict.fromkeys(self.paths, 1)
-        self.load: Callable[[Raw], C] = loads[entry.settings.kind]
-        if entry.family is not None:
-            self._discriminator = entry.family.discriminator
-            self._default = entry.family.default
+        self.load: Callable[[Raw], C] = loads[entry.kinds.kind]
+        if entry.kinds.family is not None:
+            self._discriminator = entry.kinds.family.discriminator
+            self._default = entry.kinds.family.default
             self._loads = loads
             self.load = self._by_kind
 
@@ -103,7 +103,7 @@ def card_of(entry: ModelEntry[Any], into: type[C] | None) -> Card[C] | None:
     """The card that a caller asked for, compiled once."""
     if into is None or into is entry.model:
         return None
-    return entry.once(("card", into), lambda: Card(entry, into))
+    return entry.rules.memo(("card", into), lambda: Card(entry, into))
 
 
 def _unknown(entry: ModelEntry[Any], card: type, name: str, near: Sequence[str]) -> UsageError:

@@ -9,14 +9,15 @@ from pydantic import BaseModel
 
 from treadle.errors import DeclarationError
 from treadle.graph import lifecycle
-from treadle.graph.rule import ClassPlace, ModelEntry, Pattern, Place
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import ClassPlace, Pattern, Place
 from treadle.model.codec import Codec, codec_of
 from treadle.query.paths import ARRAYS, Step, model_of, models_of, refuse_array_of_arrays
 
 
 def declarations(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
     """Each pattern of a document: class keywords first, which the fields may ask, then fields."""
-    for keyword, patterns in entry.settings.patterns.items():
+    for keyword, patterns in entry.model.__treadle__.patterns.items():
         for pattern in patterns:
             if not isinstance(pattern, Pattern) or pattern.keyword != keyword:
                 raise DeclarationError(

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from treadle.errors import DeclarationError
-from treadle.graph.rule import Owned, Place, Reads, Rule
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Place, Reads, Rule
 from treadle.plan import Plan, Raw
 from treadle.query.expressions import field_references, require_known_names
 from treadle.query.keys import may_be_id

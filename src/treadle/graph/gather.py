@@ -21,7 +21,10 @@ from pymongo import ASCENDING, IndexModel
 from treadle.errors import DeclarationError
 from treadle.graph.aggregate import Aggregate, SourceCount, TargetField, Values
 from treadle.graph.binding import sibling
-from treadle.graph.rule import STATE, Maintain, ModelEntry, Models, Owned, Place, Reads, Rule, Storage
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.owned import Owned
+from treadle.graph.rule import STATE, Models, Place, Reads, Rule, Storage
+from treadle.graph.rule_set import Maintain
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Raw
 from treadle.query.expressions import filter_references
@@ -52,8 +55,10 @@ def origin_of(
     to: str | None = None,
 ) -> Origin:
     """Return what a declaration says about its sources; inside a rollup, what the rollup says."""
-    if place.entry.group is not None:
-        given = source is not None and graph.resolve(source, place.label) is not place.entry.group.source
+    if place.entry.rules.group is not None:
+        given = (
+            source is not None and graph.resolve(source, place.label) is not place.entry.rules.group.source
+        )
         return _group_origin(place, where or {}, refused=given or by is not None or to is not None)
     if source is None:
         raise DeclarationError(
@@ -74,7 +79,7 @@ def origin_of(
 
 def _group_origin(place: Place, where: Mapping[str, Any], *, refused: bool) -> Origin:
     """Return what a rollup says about the sources of a value inside it."""
-    group: GroupRule = place.entry.group
+    group: GroupRule = place.entry.rules.group
     if refused:
         raise DeclarationError(
             f"{place.label} stands in a rollup, whose source is {group.source.model.__name__}; "
@@ -88,7 +93,7 @@ def _group_origin(place: Place, where: Mapping[str, Any], *, refused: bool) -> O
 
 def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
     """Return how a declaration is maintained; inside a rollup, as the rollup is."""
-    group = place.entry.group
+    group = place.entry.rules.group
     if group is None:
         return declared.maintain, declared.every
     if declared.maintain not in ("write", group.maintain) or declared.every not in (None, group.every):
@@ -105,7 +110,7 @@ def target_field(place: Place) -> TargetField:
     entry, path = place.entry, place.stored
 
     def takes(value: Any) -> bool:
-        return entry.field_paths[path].type.accepts(value)
+        return entry.paths.fields[path].type.accepts(value)
 
     return TargetField(place.label, path, place.field.shape.python, takes)
 
@@ -199,7 +204,7 @@ class GatherRule(Rule):
 
     def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
         """Return the key of each target that this source contributes to, with its contribution."""
-        if raw is None or not self.source.holds(raw):
+        if raw is None or not self.source.targets.admits(raw):
             return []
         key, contribution = self.key, self.aggregate.contribution
         if not key.array_depth:
@@ -265,7 +270,7 @@ class GroupRule(GatherRule):
         """Return what the update of a group's document sets where it creates the document."""
         return {
             path: {"$ifNull": [f"${path}", {"$literal": value}]}
-            for rule in self.target.having(GatherRule)
+            for rule in self.target.rules.of_type(GatherRule)
             for path, value in rule.empty().items()
         }
 

@@ -20,11 +20,14 @@ from treadle.graph.declarations import declarations
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
-from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Maintain, ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Rule
+from treadle.graph.rule_set import Maintain, implements
 from treadle.graph.shards import Shards
 from treadle.graph.versions import VersionChain, WriteVersions
 from treadle.model.document import Document
 from treadle.plan.capabilities import Capabilities
+from treadle.query.field_paths import FieldPaths
 from treadle.query.paths import (
     Path,
     overlap,
@@ -50,7 +53,7 @@ NEEDED_BY: Mapping[Maintain, Mapping[str, str]] = {
 
 def needs_of(rule: Rule) -> dict[str, str]:
     """What a rule cannot be kept right without, and what to do instead."""
-    derived = isinstance(rule, DERIVED) or type(rule).record is not Rule.record
+    derived = isinstance(rule, DERIVED) or implements(rule, "record")
     needs = {**(TRANSACTIONS if derived else NOTHING), **rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
     if rule.maintain == "stream" and isinstance(rule, GatherRule):
         # The event of a deletion has the id alone; the pre-image has the key of the target.
@@ -93,15 +96,14 @@ class Graph:
         kinds.bind_versions(self, write_versions)
         kinds.bind_scopes(self)
         # Those above first: what a kind inherits is bound where it is declared.
-        for entry in sorted(self.entries.values(), key=lambda entry: len(entry.above)):
+        declared: kinds.Declared = {}
+        for entry in sorted(self.entries.values(), key=lambda entry: len(entry.kinds.above)):
             for place, pattern in declarations(entry):
-                if not kinds.is_inherited(entry, place, pattern):
+                if not kinds.is_inherited(declared, entry, place, pattern):
                     rule = pattern.bind(place, self)
                     rule.declared, rule.models = pattern, self
                     self._place(entry, rule)
         kinds.spread(self)
-        for entry in self.entries.values():
-            entry.forget_lookups()
         # Every rule once.
         self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
         for rule in self.rules:
@@ -115,21 +117,19 @@ class Graph:
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
-            if entry.root is entry:
+            if entry.kinds.root is entry:
                 entry.versions.formulas = kinds.build_formula_stages(entry)
-            # What is followed, and so what its field paths say, is known only now.
-            entry.forget_lookups()
+            owned, followed = entry.paths.owned_in_collection, entry.effects.followed
+            entry.paths.fields = FieldPaths(entry.codec, owned, followed)
         # Per level what reacts to a change; asked for at every write.
         self.stages = [self._stage(level) for level in sorted({rule.level for rule in self.rules})]
         # What goes beside every change, however it came about.
-        recording = [
-            rule for rule in self.rules if rule.maintain == "write" and type(rule).record is not Rule.record
-        ]
+        recording = [rule for rule in self.rules if rule.maintain == "write" and implements(rule, "record")]
         self.spreading = [rule for rule in recording if rule.spreads]
         self.recording = [rule for rule in recording if not rule.spreads]
-        self.derives = any(not entry.plain for entry in self.entries.values())
+        self.derives = any(not entry.effects.is_plain for entry in self.entries.values())
         for model, entry in self.entries.items():
-            type.__setattr__(model, "__treadle_maintained__", entry.read_only())
+            type.__setattr__(model, "__treadle_maintained__", entry.maintained_fields())
 
     def _add(self, model: Any) -> None:
         if not (isinstance(model, type) and issubclass(model, Document)):
@@ -200,7 +200,7 @@ class Graph:
 
     def chosen(self, models: Iterable[type[Document]]) -> list[ModelEntry[Any]]:
         """The entries of these models; of all, if none is named."""
-        chosen = [each for model in models for each in [self.entry(model), *self.entry(model).below]]
+        chosen = [each for model in models for each in [self.entry(model), *self.entry(model).kinds.below]]
         return list(dict.fromkeys(chosen)) or list(self.entries.values())
 
     # -- for the patterns' bind() -----------------------------------------------------
@@ -242,7 +242,7 @@ class Graph:
     def check_reference(
         self, reference: Path, referenced: ModelEntry[Any], where: str, to: str | None = None
     ) -> str | None:
-        held, expected, what = reference.shape, referenced.identity_shape, "the id of "
+        held, expected, what = reference.shape, referenced.ids.shape, "the id of "
         named = None
         if to not in (None, "id", "_id"):
             named = resolve(referenced.codec, to, where, "reference-key")
@@ -253,7 +253,7 @@ class Graph:
                     "a field that holds one value, different in each document",
                     code="reference-key",
                 )
-            referenced.name(named)
+            referenced.paths.alternate_keys[named.stored] = named
         if held.kind == "scalar" and expected.kind == "scalar" and held.python is not expected.python:
             raise DeclarationError(
                 f"{where} finds its {referenced.model.__name__} by {reference.python!r}, a "
@@ -268,25 +268,25 @@ class Graph:
     def _place(self, entry: ModelEntry[Any], rule: Rule) -> None:
         _require_carrier(rule)
         for own in rule.owns():
-            for taken, other in entry.owned.items():
+            for taken, other in entry.paths.owned.items():
                 if overlap(own.path, taken) and not (own.path == taken and own.shared and other.shared):
                     label = entry.owner(taken).place.label
                     raise DeclarationError(
                         f"{rule.place.label} and {label} both maintain {own.path!r}; keep one",
                         code="path-maintained-twice",
                     )
-            entry.owned.setdefault(own.path, own)
-        entry.add(rule)
+            entry.paths.owned.setdefault(own.path, own)
+        entry.rules.add(rule)
         if rule.source is not entry or isinstance(rule, (GatherRule, CopyRule)):
-            rule.source.sourcing.append(rule)
+            rule.source.effects.add(rule)
         if isinstance(rule, GroupRule):
-            entry.group = rule
+            entry.rules.group = rule
         layout = rule.layout(None)
         if layout is not None:
             if entry.layout is not None:
                 raise DeclarationError(
                     f"{entry.model.__name__} is to be stored in two ways; keep one of its class keywords "
-                    f"{', '.join(f'{keyword}=' for keyword in entry.settings.patterns)}",
+                    f"{', '.join(f'{keyword}=' for keyword in entry.model.__treadle__.patterns)}",
                     code="layout-twice",
                 )
             entry.layout = layout
@@ -294,8 +294,8 @@ class Graph:
     def _refuse_maintained_names(self) -> None:
         """A field by which others name a document is the caller's to write."""
         for entry in self.entries.values():
-            for path in entry.named_by:
-                for maintained in entry.owned:
+            for path in entry.paths.alternate_keys:
+                for maintained in entry.paths.owned:
                     if overlap(path, maintained):
                         label = entry.owner(maintained).place.label
                         raise DeclarationError(
@@ -365,7 +365,7 @@ class Graph:
             under_way.append(rule)
             feeding = list(self._feeding(rule))
             levels[rule] = 1 + max(map(level, feeding), default=0)
-            if isinstance(rule, LocalRule) and (feeding or rule.target.group is not None):
+            if isinstance(rule, LocalRule) and (feeding or rule.target.rules.group is not None):
                 made = feeding[0].place.label if feeding else rule.target.model.__name__
                 raise DeclarationError(
                     f"{rule.place.label} is computed in Python when a caller writes its document, but "
@@ -381,13 +381,17 @@ class Graph:
     def _stage(self, level: int) -> Stage:
         gathers = []
         for entry in self.entries.values():
-            own = [rule for rule in entry.feeding(GatherRule) if rule.level == level and rule.source is entry]
+            own = [
+                rule
+                for rule in entry.effects.of_type(GatherRule, "write")
+                if rule.level == level and rule.source is entry
+            ]
             if own:
                 gathers.append((entry, own))
         copies = [
             rule
             for entry in self.entries.values()
-            for rule in entry.having(CopyRule, "write")
+            for rule in entry.rules.of_type(CopyRule, "write")
             if rule.level == level and rule.target is entry
         ]
         named = [rule for _, own in gathers for rule in own if rule.to is not None]
@@ -399,7 +403,7 @@ class Graph:
             source = rule.source
             if source.collection != collection:
                 source = self.by_collection[collection]
-            for other in dict.fromkeys(each for related in source.related for each in related.rules):
+            for other in dict.fromkeys(each for related in source.kinds.related for each in related.rules):
                 owned = [each.path for each in other.owns()]
                 if (paths is None and other is not rule and owned) or any(
                     overlap(path, each) for path in paths or () for each in owned
@@ -410,33 +414,38 @@ class Graph:
         watched: set[str] | None = set()
         own = [
             rule
-            for each in entry.related
+            for each in entry.kinds.related
             for rule in each.rules
-            if isinstance(rule, (FormulaRule, LocalRule)) or rule in each.answering("record")
+            if isinstance(rule, (FormulaRule, LocalRule)) or rule in each.rules.implementing("record")
         ]
-        copies = [rule for each in entry.related for rule in each.having(CopyRule)]
-        for rule in [*entry.feeds, *own]:
+        copies = [rule for each in entry.kinds.related for rule in each.rules.of_type(CopyRule)]
+        for rule in [*entry.effects.on_write, *own]:
             paths = rule.reads().get(entry.collection, set())
             watched = None if watched is None or paths is None else watched | paths
         if watched is not None:
             watched |= {rule.reference_path for rule in copies} | {rule.path for rule in copies}
             # What names a document decides what it gathers.
-            watched |= {path for each in entry.related for path in each.named_by}
-            if entry.family is not None:
-                watched.add(entry.family.discriminator)
-        entry.watched = None if watched is None else {plain(path) for path in watched}
-        restricting = any(rule.on_delete == "restrict" for rule in entry.feeding(CopyRule, None))
-        acting = any(each.rules for each in entry.related if each.layout is None)
-        entry.plain = not (acting or entry.feeds or restricting)
+            watched |= {path for each in entry.kinds.related for path in each.paths.alternate_keys}
+            if entry.kinds.family is not None:
+                watched.add(entry.kinds.family.discriminator)
+        entry.effects.followed = None if watched is None else {plain(path) for path in watched}
+        restricting = any(rule.on_delete == "restrict" for rule in entry.effects.of_type(CopyRule))
+        acting = any(each.rules for each in entry.kinds.related if each.layout is None)
+        entry.effects.is_plain = not (acting or entry.effects.on_write or restricting)
         reached: set[str] = set()
-        pending = [rule.target for rule in entry.feeds]
+        pending = [rule.target for rule in entry.effects.on_write]
         while pending:
             target = pending.pop()
             if target.collection not in reached:
                 reached.add(target.collection)
-                pending.extend(rule.target for rule in target.feeds)
-        named = [rule for each in entry.related for rule in each.having(GatherRule) if rule.to is not None]
-        entry.loops = entry.collection in reached or bool(named)
+                pending.extend(rule.target for rule in target.effects.on_write)
+        named = [
+            rule
+            for each in entry.kinds.related
+            for rule in each.rules.of_type(GatherRule)
+            if rule.to is not None
+        ]
+        entry.effects.may_affect_itself = entry.collection in reached or bool(named)
 
 
 def graph_of(rule: Rule) -> Graph:
@@ -452,7 +461,7 @@ def _require_carrier(rule: Rule) -> None:
         isinstance(rule, DERIVED)
         or stamps
         or any(
-            getattr(type(rule), method) is not getattr(Rule, method)
+            implements(rule, method)
             for method in CARRIED_OUT
             # Work that has no name is never due.
             if method != "run_due" or rule.due_work

@@ -13,13 +13,15 @@ and of those above it, and feeds the rules whose source is one of these.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
 from treadle.graph.derived import FormulaRule
-from treadle.graph.rule import Family, ModelEntry, Models, Pattern, Place, Rule
+from treadle.graph.model_entry import KindFamily, ModelEntry, ModelRules
+from treadle.graph.rule import Models, Pattern, Place, Rule
+from treadle.graph.rule_set import Effects
 from treadle.graph.scope import ACTIVE, KIND, Condition, Scope
 from treadle.graph.store_codec import StoreCodec
 from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
@@ -56,20 +58,20 @@ def join(graph: Models) -> None:
             by_root.setdefault(root, []).append(entry)
     for root, members in by_root.items():
         members.sort(key=lambda entry: len(entry.model.__mro__))
-        family = Family(graph.entries[root], members)
+        family = KindFamily(graph.entries[root], members)
         for entry in members:
-            entry.family, entry.root = family, family.root
-            entry.above = [each for each in members if each is not entry and _is_below(entry, each)]
-            entry.below = [each for each in members if each is not entry and _is_below(each, entry)]
+            entry.kinds.family, entry.kinds.root = family, family.root
+            entry.kinds.above = [each for each in members if each is not entry and _is_below(entry, each)]
+            entry.kinds.below = [each for each in members if each is not entry and _is_below(each, entry)]
         for entry in members:
             _check_member(entry, family)
             if entry is not family.root:
-                entry.kinds = frozenset(_stored_kinds(entry, family))
+                entry.kinds.stored = frozenset(_stored_kinds(entry, family))
 
 
-def _stored_kinds(entry: ModelEntry[Any], family: Family) -> list[Any]:
+def _stored_kinds(entry: ModelEntry[Any], family: KindFamily) -> list[Any]:
     """What the discriminator of an entry's documents holds."""
-    kinds = [each.settings.kind for each in [entry, *entry.below] if each.settings.kind is not None]
+    kinds = [each.kinds.kind for each in [entry, *entry.kinds.below] if each.kinds.kind is not None]
     return [each for kind in kinds for each in family.stored_as(kind)]
 
 
@@ -77,9 +79,9 @@ def _is_below(entry: ModelEntry[Any], other: ModelEntry[Any]) -> bool:
     return issubclass(entry.model, other.model)
 
 
-def _check_member(entry: ModelEntry[Any], family: Family) -> None:
+def _check_member(entry: ModelEntry[Any], family: KindFamily) -> None:
     name, root = entry.model.__name__, family.root
-    if entry.identity_shape.python is not root.identity_shape.python:
+    if entry.ids.shape.python is not root.ids.shape.python:
         raise DeclarationError(
             f"{name} and {root.model.__name__} are stored in one collection, but have ids of different "
             "types; declare the id on the base",
@@ -95,13 +97,13 @@ def _check_member(entry: ModelEntry[Any], family: Family) -> None:
         "soft_delete",
         "default_kind",
     ):
-        if getattr(entry.settings, keyword) != getattr(root.settings, keyword):
+        if getattr(entry.model.__treadle__, keyword) != getattr(root.model.__treadle__, keyword):
             raise DeclarationError(
                 f"{name} has another {keyword} than {root.model.__name__}, but they share a collection; "
                 "declare it on the base",
                 code="kind-invalid",
             )
-    kind = entry.settings.kind
+    kind = entry.kinds.kind
     field = entry.codec.by_stored.get(family.discriminator)
     if kind is None or field is None:
         return
@@ -126,19 +128,19 @@ def bind_scopes(graph: Models) -> None:
     for entry in graph.entries.values():
         set_scopes(entry)
         names = frozenset(stamped_names(entry.model))
-        if entry.family is not None or names or entry.deletion_path is not None:
-            confined = bool(entry.kinds)
+        if entry.kinds.family is not None or names or entry.paths.deletion is not None:
+            confined = bool(entry.kinds.stored)
             codec = StoreCodec(entry.codec, entry.targets.filter(), names, confined=confined)
             codec.versions = entry.versions if entry.versions.is_versioned else None
             entry.codec = codec
     for entry in graph.entries.values():
         settled: Any = entry.codec
-        if entry.family is not None:
-            members = [each for each in [entry, *entry.below] if each.settings.kind is not None]
+        if entry.kinds.family is not None:
+            members = [each for each in [entry, *entry.kinds.below] if each.kinds.kind is not None]
             settled.dispatch(
-                entry.family.discriminator,
-                {each.settings.kind: each.codec for each in members},
-                entry.family.default,
+                entry.kinds.family.discriminator,
+                {each.kinds.kind: each.codec for each in members},
+                entry.kinds.family.default,
             )
         elif entry.versions.is_versioned:
             settled.settle()
@@ -147,10 +149,10 @@ def bind_scopes(graph: Models) -> None:
 def set_scopes(entry: ModelEntry[Any]) -> None:
     """Make the scopes of an entry from its kinds and its soft delete."""
     own, exact = _kind_conditions(entry)
-    field = entry.codec.by_name.get(entry.settings.soft_delete or "")
+    field = entry.codec.by_name.get(entry.model.__treadle__.soft_delete or "")
     active, deleted = list[Condition](), list[Condition]()
     if field is not None:
-        path = entry.deletion_path = field.stored
+        path = entry.paths.deletion = field.stored
         active = [Condition(ACTIVE, {path: None}, lambda raw: raw.get(path) is None)]
         deleted = [Condition(ACTIVE, {path: {"$ne": None}}, lambda raw: raw.get(path) is not None)]
 
@@ -172,7 +174,7 @@ def set_scopes(entry: ModelEntry[Any]) -> None:
 def add_to_scopes(rule: Rule) -> None:
     """Let a rule contribute to the scopes of its model and its kinds."""
     for collection, roles in rule.scope().collections.items():
-        for entry in rule.target.related:
+        for entry in rule.target.kinds.related:
             for role in roles:
                 scope: Scope = getattr(entry, role)
                 setattr(entry, role, scope.within(*scope.collections, collection))
@@ -180,10 +182,10 @@ def add_to_scopes(rule: Rule) -> None:
 
 def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Condition]]:
     """Which documents of the collection are an entry's own, and which are of its very class."""
-    family = entry.family
+    family = entry.kinds.family
     if family is None:
         return [], []
-    name, own = family.discriminator, entry.settings.kind
+    name, own = family.discriminator, entry.kinds.kind
 
     def is_exact(raw: Raw) -> bool:
         return family.of(raw) is entry
@@ -196,7 +198,7 @@ def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Cond
     below = {name: {"$eq": stored[0]} if len(stored) == 1 else {"$in": stored}}
     mine = [] if own is None else family.stored_as(own)
     exact = {name: {"$eq": own} if len(mine) == 1 else {"$in": mine}}
-    return [Condition(KIND, below, lambda raw: family.of(raw).settings.kind in entry.kinds)], [
+    return [Condition(KIND, below, lambda raw: family.of(raw).kinds.kind in entry.kinds.stored)], [
         Condition(KIND, exact, is_exact)
     ]
 
@@ -204,11 +206,15 @@ def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Cond
 # -- the rules of a family ------------------------------------------------------------------
 
 
-def is_inherited(entry: ModelEntry[Any], place: Place, pattern: Pattern) -> bool:
+# The declarations of each model, by their places.
+Declared: TypeAlias = dict[ModelEntry[Any], dict[str, Pattern]]
+
+
+def is_inherited(declared: Declared, entry: ModelEntry[Any], place: Place, pattern: Pattern) -> bool:
     """Whether a declaration is that of a model above, where it is bound already."""
-    entry.declared[place.stored] = pattern
-    for other in entry.above:
-        above = other.declared.get(place.stored)
+    declared.setdefault(entry, {})[place.stored] = pattern
+    for other in entry.kinds.above:
+        above = declared.get(other, {}).get(place.stored)
         if above == pattern:
             return True
         if above is not None:
@@ -222,18 +228,16 @@ def is_inherited(entry: ModelEntry[Any], place: Place, pattern: Pattern) -> bool
 
 def spread(graph: Models) -> None:
     """Let each model of a family have the rules of those above it, and feed what its relatives feed."""
-    families = [entry for entry in graph.entries.values() if entry.family is not None]
+    families = [entry for entry in graph.entries.values() if entry.kinds.family is not None]
     rules = {entry: list(entry.rules) for entry in families}
-    sourcing = {entry: list(entry.sourcing) for entry in families}
-    owned = {entry: dict(entry.owned) for entry in families}
+    effects = {entry: list(entry.effects) for entry in families}
+    owned = {entry: entry.paths.owned for entry in families}
     for entry in families:
-        entry.rules = _union(rules[each] for each in [*entry.above, entry])
-        entry.sourcing = _union(sourcing[each] for each in entry.related)
-        entry.forget_lookups()
-        entry.owned = {}
-        for each in [*entry.above, entry]:
-            entry.owned |= owned[each]
-        entry.owned_in_collection = {path: one for each in entry.related for path, one in owned[each].items()}
+        above, related = [*entry.kinds.above, entry], entry.kinds.related
+        entry.rules = ModelRules(_union(rules[each] for each in above), entry.rules.group)
+        entry.effects = Effects(_union(effects[each] for each in related))
+        entry.paths.owned = {path: one for each in above for path, one in owned[each].items()}
+        entry.paths.owned_in_collection = {path: one for each in related for path, one in owned[each].items()}
 
 
 def _union(lists: Iterable[Iterable[R]]) -> list[R]:
@@ -243,32 +247,34 @@ def _union(lists: Iterable[Iterable[R]]) -> list[R]:
 def _scoped_formula(rule: Rule, expression: Any) -> Raw:
     """The `$set` of a formula; in documents of other kinds it changes nothing."""
     target = rule.target
-    if not target.kinds or target.family is None:
+    if not target.kinds.stored or target.kinds.family is None:
         return {rule.path: expression}
     segments = rule.path.split(".")
     value = expression
     for depth in range(len(segments) - 1, 0, -1):
         value = {"$mergeObjects": ["$" + ".".join(segments[:depth]), {segments[depth]: value}]}
-    kind: Any = f"${target.family.discriminator}"
-    if None in target.kinds:
+    kind: Any = f"${target.kinds.family.discriminator}"
+    if None in target.kinds.stored:
         kind = {"$ifNull": [kind, None]}
-    holds = {"$in": [kind, {"$literal": sorted(target.kinds, key=str)}]}
+    holds = {"$in": [kind, {"$literal": sorted(target.kinds.stored, key=str)}]}
     return {segments[0]: {"$cond": [holds, value, f"${segments[0]}"]}}
 
 
 def build_formula_stages(target: ModelEntry[Any]) -> list[Raw]:
     """The update stages that evaluate a model's formulas and its relatives', those that read others last."""
-    if target.family is not None:
+    if target.kinds.family is not None:
         # Each for itself: formulas of several kinds may set the same field.
-        formulas = dict.fromkeys(rule for each in target.related for rule in each.having(FormulaRule))
+        formulas = dict.fromkeys(
+            rule for each in target.kinds.related for rule in each.rules.of_type(FormulaRule)
+        )
         ordered = sorted(formulas, key=lambda rule: rule.level)
         return [{"$set": _scoped_formula(rule, rule.expression)} for rule in ordered]
     by_level: dict[int, Raw] = {}
-    for formula in target.having(FormulaRule):
+    for formula in target.rules.of_type(FormulaRule):
         expression = formula.expression
-        if target.group is not None:
+        if target.rules.group is not None:
             # A group that has just become empty is about to go; who divides by its count must not fail.
-            filled = {"$gt": [f"${target.group.path}", 0]}
+            filled = {"$gt": [f"${target.rules.group.path}", 0]}
             expression = {"$cond": [filled, expression, f"${formula.path}"]}
         by_level.setdefault(formula.level, {})[formula.path] = expression
     return [{"$set": sets} for _, sets in sorted(by_level.items())]
@@ -282,20 +288,20 @@ def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
     chosen = dict(write_versions or {})
     for model in chosen:
         entry = graph.entry(model)
-        if entry.settings.version is None or entry.root is not entry:
+        if entry.model.__treadle__.version is None or entry.kinds.root is not entry:
             raise DeclarationError(
                 f"write_versions names {model.__name__}, which has no version= of its own; name the base of "
                 "a collection whose documents have versions",
                 code="version-invalid",
             )
     for entry in graph.entries.values():
-        if entry.root is entry:
+        if entry.kinds.root is entry:
             entry.versions = VersionChain(entry.model, chosen.get(entry.model))
     for entry in graph.entries.values():
-        entry.versions = entry.root.versions
-        if entry.root is not entry and MIGRATIONS in entry.model.__dict__:
+        entry.versions = entry.kinds.root.versions
+        if entry.kinds.root is not entry and MIGRATIONS in entry.model.__dict__:
             raise DeclarationError(
                 f"{entry.model.__name__} has migrations of its own, but versions belong to the collection; "
-                f"declare them on {entry.root.model.__name__}, for all kinds",
+                f"declare them on {entry.kinds.root.model.__name__}, for all kinds",
                 code="version-invalid",
             )

@@ -82,7 +82,7 @@ class Layout(Generic[D]):
 
     def id_filter(self, identity: Any) -> Raw:
         """The filter for one document, by an id that a caller gave."""
-        return {"_id": {"$eq": self.entry.identity(identity)}}
+        return {"_id": {"$eq": self.entry.ids.encode(identity)}}
 
     def get(self, identity: Any, card: Any = None) -> Plan[Any]:
         """The document with this id, or None; as the model, or as a `Card`."""

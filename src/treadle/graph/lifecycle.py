@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
-from treadle.graph.rule import ModelEntry, Models, Owned, Pattern, Place, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Models, Pattern, Place, Rule
 from treadle.plan import Raw
 
 ADVICE = " with each write of the document; leave it out"
@@ -34,16 +36,16 @@ class _Lifecycle(Pattern):
                 "model",
                 code="maintained-in-array",
             )
-        if entry.group is not None:
+        if entry.rules.group is not None:
             raise DeclarationError(
                 f"{place.label} stands in a rollup, whose documents Treadle makes and removes; use "
                 "computed_at= for when a value was computed",
                 code="rollup-maintained",
             )
-        if entry.above:
+        if entry.kinds.above:
             raise DeclarationError(
                 f"{place.label} is declared on one kind, but writes go to the collection of "
-                f"{entry.root.model.__name__}; declare it there, for all kinds",
+                f"{entry.kinds.root.model.__name__}; declare it there, for all kinds",
                 code="kind-invalid",
             )
         if shape.kind != "any" and not (shape.kind == "scalar" and shape.python in self.expected):
@@ -141,7 +143,7 @@ KEYWORDS: dict[str, Pattern] = {"revision": Revision(), "soft_delete": SoftDelet
 def declared(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
     """The class keywords of a model that name a field of its life."""
     for keyword, pattern in KEYWORDS.items():
-        name = getattr(entry.settings, keyword)
+        name = getattr(entry.model.__treadle__, keyword)
         if name is None:
             continue
         field = entry.codec.by_name.get(name)

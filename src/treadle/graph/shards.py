@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from pymongo import DeleteMany, InsertOne
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
 from treadle.plan import Call, Command, Plan, Raw, Read
 from treadle.plan.dry_run import nothing_matched
 from treadle.query.keys import distinct, freeze
@@ -174,7 +175,7 @@ class Shards:
 def _paths(entry: ModelEntry[Any]) -> tuple[str, ...]:
     """The stored paths of a model's shard key; empty where it has none."""
     label, paths = f"{entry.model.__name__} (shard_key=)", []
-    for name in entry.settings.shard_key or ():
+    for name in entry.model.__treadle__.shard_key or ():
         path = resolve(entry.codec, name, label, "shard-key-invalid")
         if path.in_array or path.shape.optional:
             raise DeclarationError(

@@ -15,7 +15,8 @@ from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.errors import DeclarationError
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import STATE, Models, Owned, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.owned import Owned
+from treadle.graph.rule import STATE, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
@@ -60,7 +61,7 @@ class AttributesRule(Rule):
         return Storage(indexes=[(self.target, IndexModel(keys, storageEngine=COMPRESSED))])
 
     def check(self, graph: Models) -> None:
-        family = self.target.family.members if self.target.family is not None else []
+        family = self.target.kinds.family.members if self.target.kinds.family is not None else []
         for other in family:
             own = codec_of(other.model)
             if self.path in own.by_stored and self.path not in own.pairs:

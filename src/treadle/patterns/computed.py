@@ -25,7 +25,8 @@ from treadle.graph.aggregate import (
 from treadle.graph.binding import check_maintenance, check_whole_number
 from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
-from treadle.graph.rule import Maintain, ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.rule_set import Maintain
 from treadle.model.shape import Shape
 from treadle.query.expressions import field_references, require_known_names
 from treadle.query.filters import clean
@@ -75,7 +76,7 @@ class _OfField(Pattern):
     def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
         source, field = self.source, self.field
-        if place.entry.group is not None and field is None:
+        if place.entry.rules.group is not None and field is None:
             # In a rollup the source is known, so the first argument is the field.
             source, field = None, source
         origin = origin_of(place, graph, source, self.by, self.where, self.to)
@@ -140,7 +141,7 @@ class Collect(_OfField):
     size: int = 100
 
     def bind(self, place: Place, graph: Models) -> Rule:
-        if place.entry.group is not None:
+        if place.entry.rules.group is not None:
             raise DeclarationError(
                 f"{place.label} stands in a rollup, which counts and does not collect; declare it on a model "
                 "of its own, with by=",

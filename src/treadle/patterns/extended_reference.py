@@ -23,7 +23,8 @@ from pymongo import ASCENDING, IndexModel
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_choice, check_maintenance
 from treadle.graph.derived import CopyRule, OnDelete
-from treadle.graph.rule import Maintain, ModelReference, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule import ModelReference, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule_set import Maintain
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw

@@ -57,16 +57,16 @@ class LinksRule(RelatingRule):
         super().__init__(place)
         entry, label = place.entry, place.label
         path = resolve(entry.codec, field, label, "source-field-missing")
-        held, expected = path.shape, entry.identity_shape
+        held, expected = path.shape, entry.ids.shape
         if len(path.steps) != 1 or not path.steps[0].array or held.python is not expected.python:
             raise DeclarationError(
                 f"{label} keeps its links in {field!r}, which must be a list of the documents' ids: "
                 f"list[{expected.name}]",
                 code="links-declaration",
             )
-        if entry.above:
+        if entry.kinds.above:
             raise DeclarationError(
-                f"{label} is one kind of {entry.above[0].model.__name__}; links reach all kinds of a "
+                f"{label} is one kind of {entry.kinds.above[0].model.__name__}; links reach all kinds of a "
                 "collection: declare links= on that",
                 code="links-declaration",
             )
@@ -91,7 +91,7 @@ class LinksRule(RelatingRule):
     def related(
         self, write_path: WritePath, id: Any, filter: Any, sort: Any, limit: int | None
     ) -> PageReader[Any]:
-        key = self.target.identity(id)
+        key = self.target.ids.encode(id)
         belongs: Raw = {"$or": [{"_id": {"$eq": key}}, {self.field: {"$eq": key}}]}
         chosen = belongs if filter is None else {"$and": [belongs, filter]}
         reader = DocumentLayout(self.target, write_path).reader(chosen, sort, 0, limit)
@@ -103,7 +103,7 @@ class LinksRule(RelatingRule):
 
     def links(self, document: Raw) -> dict[Any, Any]:
         """The ids that a document names, by frozen id; none where it is deleted."""
-        if not self.target.holds(document):
+        if not self.target.targets.admits(document):
             return {}
         stored = document.get(self.field)
         return {freeze(each): each for each in stored} if isinstance(stored, list) else {}
@@ -209,7 +209,7 @@ class LinksRule(RelatingRule):
         return [
             Finding(
                 self.pattern,
-                self.target.of(each).model.__name__,
+                self.target.kinds.of(each).model.__name__,
                 each["_id"],
                 self.field,
                 each.get(self.field),
@@ -224,7 +224,7 @@ class LinksRule(RelatingRule):
             return []
         entry, keys = self.target, [each["_id"] for each in documents]
         linked = [other for each in documents for other in self.links(each).values()]
-        shown = {**entry.identifying, self.field: 1}
+        shown = {**entry.kinds.projection, self.field: 1}
         there = {
             freeze(each["_id"])
             for each in (

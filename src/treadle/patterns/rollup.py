@@ -20,7 +20,9 @@ from treadle.errors import DeclarationError
 from treadle.graph.binding import check_maintenance
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GroupRule, Origin
-from treadle.graph.rule import Maintain, ModelEntry, ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.rule_set import Maintain
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.filters import parse_condition
@@ -130,7 +132,7 @@ class Rollup(Pattern):
 
 def _refuse_shapes(place: Place) -> None:
     """The groups of a rollup are made by Treadle; they have no kinds, and no older versions."""
-    settings = place.entry.settings
+    settings = place.entry.model.__treadle__
     shaped = "version" if settings.version is not None else "discriminator"
     if getattr(settings, shaped) is not None:
         raise DeclarationError(
@@ -154,15 +156,15 @@ class RollupRule(GroupRule):
     def check(self, graph: Models) -> None:
         """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
         entry = self.target
-        wrong = [rule for rule in entry.feeding(CopyRule, None) if rule.on_delete != "keep"]
-        wrong += [rule for rule in entry.having(CopyRule) if rule.on_delete in ("clear", "cascade")]
+        wrong = [rule for rule in entry.effects.of_type(CopyRule) if rule.on_delete != "keep"]
+        wrong += [rule for rule in entry.rules.of_type(CopyRule) if rule.on_delete in ("clear", "cascade")]
         for rule in wrong:
             raise DeclarationError(
                 f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
                 "with their groups alone: use on_delete='keep'",
                 code="rollup-field",
             )
-        for name in _unfilled(entry.codec, "", [*entry.owned]):
+        for name in _unfilled(entry.codec, "", [*entry.paths.owned]):
             raise DeclarationError(
                 f"{entry.model.__name__}.{name} is neither a key nor computed, and has no default; "
                 "a rollup's documents are made by Treadle, which would not know what to put there",
@@ -274,7 +276,7 @@ def _check_identity(place: Place, key: GroupKey) -> None:
     for number, path in enumerate(key.targets):
         if any(overlap(path, other) for other in key.targets[number + 1 :]):
             raise DeclarationError(f"{place.label} has the key {path!r} twice", code="rollup-keys")
-    shape = place.entry.identity_shape
+    shape = place.entry.ids.shape
     if not key.identity and getattr(shape.python, "__name__", "") != "ObjectId":
         raise DeclarationError(
             f"{place.label} declares an id of its own, but its documents are made by their keys; leave the "

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.graph.calls import ArrayRule, rule_named
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan
 from treadle.store import common
 from treadle.store.async_snapshot import moment

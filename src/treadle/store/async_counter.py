@@ -20,8 +20,8 @@ from pymongo.errors import PyMongoError
 from treadle.engine.indexes import EXAMPLES_MAX
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import log
-from treadle.graph.rule import ModelEntry
 from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
 from treadle.store.async_writer import AsyncWriter

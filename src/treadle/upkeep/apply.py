@@ -76,7 +76,7 @@ class Targets:
         entry = self.recomputation.entry
         sourced = [mark.key for mark in self.items if mark.sourced]
         if sourced:
-            yield from update_many(entry.collection, entry.at_any(sourced), {"$inc": {REVISION: 1}})
+            yield from update_many(entry.collection, entry.filter_for_keys(sourced), {"$inc": {REVISION: 1}})
 
     def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
         """Recompute the stream-maintained values of these documents.

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.engine.groups import differing
 from treadle.engine.pages import projection_of
 from treadle.graph.graph import Graph
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
@@ -30,13 +30,13 @@ class Backfill:
     def verify(self, entry: ModelEntry[Any], last: list[Any] | None) -> Plan[list[Any] | None]:
         """Verify and mend a page of documents; the id of the last one, in a list, or None at the end."""
         # Deleted documents too: their histories are maintained.
-        scope = entry.root.targets.with_deleted
+        scope = entry.kinds.root.targets.with_deleted
         page = yield from scope.page(last, WORKER_RESYNC_PAGE, projection=projection_of(entry))
         documents, reached = [image.document for image in page.images], page.last
-        for exact, own in entry.by_class(documents):
+        for exact, own in entry.kinds.split(documents):
             yield from self._verify_class(exact, own)
         self._count("verified", len(documents))
-        if reached is None and entry.group is not None:
+        if reached is None and entry.rules.group is not None:
             # Groups without a document, which no page of documents shows.
             mended = yield from mend(self.graph, self.server, entry, (yield from differing(entry)))
             self._count("mended", len(mended))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from treadle.graph.gather import GroupRule
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw, aggregate, find_one
 
 COLLECTION = "treadle.schedules"
@@ -46,7 +46,7 @@ NOT_YET: Bounds = []
 
 def scheduled_bounds(entry: ModelEntry[Any]) -> Plan[Bounds | None]:
     """What the last run of a scheduled rollup computed, or NOT_YET; None where nothing is scheduled."""
-    if entry.group is None or entry.group.maintain != "schedule":
+    if entry.rules.group is None or entry.rules.group.maintain != "schedule":
         return None
     row = yield from find_one(COLLECTION, {"_id": entry.model.__name__})
     bounds: Bounds | None = (row or {}).get("bounds")

@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.versions import VersionChain
 from treadle.model.json_schema import Schema, model_schema
 
 
 def collection_schema(entry: ModelEntry[Any]) -> Schema:
     """The `$jsonSchema` that accepts exactly what the kinds and versions of a collection allow."""
-    if entry.family is None:
+    if entry.kinds.family is None:
         branches = _branches(entry, {})
     else:
         branches = []
-        for kind, member in entry.family.by_kind.items():
-            stored = entry.family.stored_as(kind)
-            branches += _branches(member, {entry.family.discriminator: {"enum": stored}})
+        for kind, member in entry.kinds.family.by_kind.items():
+            stored = entry.kinds.family.stored_as(kind)
+            branches += _branches(member, {entry.kinds.family.discriminator: {"enum": stored}})
         older = _other_versions(entry.versions, {})
         if older:
             # Documents that get their kind only by a migration of the base.
-            branches.append({**older, "not": {"required": [entry.family.discriminator]}})
+            branches.append({**older, "not": {"required": [entry.kinds.family.discriminator]}})
     unique: list[Schema] = []
     for branch in branches:
         if branch not in unique:

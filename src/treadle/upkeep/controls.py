@@ -37,7 +37,7 @@ def together(graph: Graph, label: str) -> list[Rule]:
     rule = pausable(graph).get(label)
     if rule is None:
         return []
-    if rule.target.group is None:
+    if rule.target.rules.group is None:
         return [rule]
     return [each for each in pausable(graph).values() if each.target is rule.target]
 

@@ -16,7 +16,8 @@ from treadle.engine.contributions import keys_of_sources
 from treadle.graph.derived import CopyRule
 from treadle.graph.events import AFTER, Event
 from treadle.graph.gather import GatherRule
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
 from treadle.plan import Plan, Raw, find
 from treadle.query.keys import ReferenceKey, distinct, freeze, freeze_all
 from treadle.query.paths import outermost
@@ -101,7 +102,7 @@ class Dirty:
         targets = {}
         for entry, marks in self.marks.items():
             merged: dict[Any, Mark] = {}
-            keys = freeze_all([mark.key for mark in marks], ids=entry.group is None)
+            keys = freeze_all([mark.key for mark in marks], ids=entry.rules.group is None)
             for frozen, mark in zip(keys, marks, strict=True):
                 mark.frozen = frozen
                 first = merged.setdefault(frozen, mark)
@@ -133,7 +134,7 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         there = {"_id": {"$in": distinct(ids)}}
         for document in (yield from find(entry.collection, there, entry.key_projection())):
             dirty.mark(entry, entry.key_of(document))
-        if entry.group.key.identity:
+        if entry.rules.group.key.identity:
             for key in ids:
                 dirty.mark(entry, [key])
 

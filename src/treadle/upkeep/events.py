@@ -17,7 +17,9 @@ from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.events import AFTER, BEFORE, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
+from treadle.graph.rule_set import implements
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.paths import outermost, overlap, plain, top, tops
@@ -57,7 +59,7 @@ class Watch:
         own: dict[ModelEntry[Any], _Own] = {}
         alike: dict[Any, _Gathered] = {}
         for rule in self.rules:
-            if type(rule).replay is not Rule.replay:
+            if implements(rule, "replay"):
                 self._add(_Replayed(rule))
                 continue
             if isinstance(rule, GatherRule):
@@ -177,10 +179,10 @@ class _Watcher:
         # The fields that it watches there, without positions; None for all. A document that becomes another
         # kind, or is deleted softly or restored, has other values to hold, and to give.
         self.paths: set[str] | None = set()
-        if entry.family is not None:
-            self.paths.add(entry.family.discriminator)
-        if entry.deletion_path is not None:
-            self.paths.add(entry.deletion_path)
+        if entry.kinds.family is not None:
+            self.paths.add(entry.kinds.family.discriminator)
+        if entry.paths.deletion is not None:
+            self.paths.add(entry.paths.deletion)
         # Those that Treadle maintains for it.
         self.maintained: set[str] = set()
         # What it must see of documents, also of their former states; all of it if `whole`.
@@ -308,7 +310,7 @@ class _Own(_Watcher):
         # Cards with values of a moment, and their references, as they were before a change.
         self.keeping: list[CopyRule] = []
         # Where a rollup's document holds its group's values.
-        self.shown = set(entry.group.key.targets) if entry.group is not None else set()
+        self.shown = set(entry.rules.group.key.targets) if entry.rules.group is not None else set()
 
     def add(self, rule: Rule) -> None:
         self.maintained.update(owned.path for owned in rule.owns())
@@ -337,7 +339,7 @@ class _Own(_Watcher):
 
     def note(self, event: Event, dirty: Dirty) -> None:
         """Mark a document that was itself written."""
-        if self.entry.group is not None:
+        if self.entry.rules.group is not None:
             self._note_group(event, dirty)
         elif event.kind != "delete":
             cards, renewed = None, frozenset[str]()
@@ -353,10 +355,10 @@ class _Own(_Watcher):
         states = [event.raw[end] for end in (BEFORE, AFTER) if event.raw.get(end)]
         for state in states:
             dirty.mark(self.entry, self.entry.key_of(state))
-        if event.kind != "delete" or self.entry.group.key.identity:
+        if event.kind != "delete" or self.entry.rules.group.key.identity:
             dirty.documents.setdefault(self.entry, []).append(event.key)
         elif not states:
-            dirty.blind.update(dict.fromkeys(self.entry.having(GatherRule), self.collection))
+            dirty.blind.update(dict.fromkeys(self.entry.rules.of_type(GatherRule), self.collection))
 
     def _renewed(self, event: Event) -> frozenset[str]:
         """The references that changed, and not their cards too, where cards keep values of a moment."""

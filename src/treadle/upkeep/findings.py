@@ -16,9 +16,10 @@ from pymongo import UpdateOne
 
 from treadle.engine.pages import projection_of
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
 from treadle.graph.quarantine import storable_key
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.rule import Rule
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze

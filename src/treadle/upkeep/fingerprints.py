@@ -15,8 +15,9 @@ from typing import Any
 from pymongo import UpdateOne
 
 from treadle.graph.graph import DERIVED, Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.rule import Rule
 from treadle.plan import Plan, bulk_write, find, find_one, update_many
 
 COLLECTION = "treadle.setup"
@@ -71,7 +72,7 @@ def compare(graph: Graph, actions: list[Action]) -> Plan[None]:
 
 
 def _has_documents(rule: Rule) -> Plan[bool]:
-    holding = rule.source if rule.target.group is not None else rule.target
+    holding = rule.source if rule.target.rules.group is not None else rule.target
     return (yield from find_one(holding.collection, {}, {"_id": 1})) is not None
 
 

@@ -22,7 +22,7 @@ from pymongo.errors import OperationFailure
 from treadle.graph.events import AFTER, BEFORE
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, delete_many
 from treadle.plan.capabilities import Capabilities
@@ -62,7 +62,7 @@ AHEAD_MAX = dt.timedelta(hours=1)
 
 def needs_before(graph: Graph) -> list[str]:
     """The collections whose former states say which windows a change concerns."""
-    groups = [entry.group for entry in graph.entries.values() if entry.group is not None]
+    groups = [entry.rules.group for entry in graph.entries.values() if entry.rules.group is not None]
     return sorted({group.source.collection for group in groups if group.maintain == "schedule"})
 
 
@@ -81,7 +81,7 @@ def changed_since(
     entry: ModelEntry[Any], server: Capabilities, position: Raw, bounds: Bounds, last_run: dt.datetime | None
 ) -> Plan[ChangedGroups]:
     """The closed groups whose sources changed since a position in the stream, that of the last run."""
-    group = entry.group
+    group = entry.rules.group
     changed = ChangedGroups()
     awaited = yield from beat()
     try:
@@ -255,7 +255,7 @@ def _stages(
 def _watched(group: GroupRule) -> set[str] | None:
     """The source's fields on which any value of the rollup depends; None for all."""
     watched = filter_references(group.where) or set()
-    for rule in group.target.having(GatherRule):
+    for rule in group.target.rules.of_type(GatherRule):
         paths = rule.reads()[group.source.collection]
         if paths is None:
             return None

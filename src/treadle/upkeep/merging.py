@@ -21,8 +21,9 @@ from treadle.engine.version_upgrade import has_outdated
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import readable
-from treadle.graph.rule import REVISION, ModelEntry
+from treadle.graph.rule import REVISION
 from treadle.graph.stored_pages import chunks
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
@@ -114,7 +115,7 @@ def key_paths(key: GroupKey) -> list[str]:
 
 def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
     """The documents of a rollup as they should be, of sources and groups that match."""
-    group = entry.group
+    group = entry.rules.group
     accumulators = Accumulators()
     pipelines: list[list[Raw]] = []
     identity = {f"k{number}": part.expression() for number, part in enumerate(group.key.parts)}
@@ -126,7 +127,7 @@ def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
     ]
     kept = {"$and": [*required, *([after] if after else [])]}
     for number, rules in enumerate(
-        _branches([group, *(r for r in entry.having(GatherRule) if r is not group)])
+        _branches([group, *(r for r in entry.rules.of_type(GatherRule) if r is not group)])
     ):
         chosen = [each for each in (before, rules[0].where) if each]
         stages: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
@@ -141,7 +142,7 @@ def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
     if not group.key.identity:
         for number, part in enumerate(group.key.parts):
             projection[part.target] = f"$_id.k{number}"
-    for rule in entry.having(GatherRule):
+    for rule in entry.rules.of_type(GatherRule):
         projection.update(_finish(rule, accumulators))
     return [*stages, {"$project": projection}]
 
@@ -153,10 +154,10 @@ def merge_groups(
 
     Into an empty collection they are only inserted, which is quicker.
     """
-    group = entry.group
-    stamps = stamps_of(entry.having(GatherRule))
+    group = entry.rules.group
+    stamps = stamps_of(entry.rules.of_type(GatherRule))
     formulas = formula_stages(entry)
-    taken = {path: f"$$new.{path}" for rule in entry.having(GatherRule) for path in rule.empty()}
+    taken = {path: f"$$new.{path}" for rule in entry.rules.of_type(GatherRule) for path in rule.empty()}
     matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: lease.token, **BUMP}}, *formulas]
     into: Raw = {
         "into": entry.collection,
@@ -227,7 +228,7 @@ class GroupWork:
         self.server = server
         self.entry = entry
         self.lease = lease
-        self.group: GroupRule = entry.group
+        self.group: GroupRule = entry.rules.group
         self.key = self.group.key
         self.written = 0
         self.removed = 0
@@ -291,8 +292,13 @@ class GroupWork:
         """Compute groups from sources that match; remove the documents of those that are gone."""
         entry, key = self.entry, self.key
         has_archive = self.group.source.sources.archive is not None
-        mergeable = all(map(can_merge, entry.having(GatherRule)))
-        if entry.feeds or has_archive or not mergeable or (yield from has_outdated(self.group.source)):
+        mergeable = all(map(can_merge, entry.rules.of_type(GatherRule)))
+        if (
+            entry.effects.on_write
+            or has_archive
+            or not mergeable
+            or (yield from has_outdated(self.group.source))
+        ):
             # What others are fed by must be followed, and older sources converted: a merge does neither.
             yield from self._mend(within)
             return
@@ -324,7 +330,7 @@ class GroupWork:
         if optional:
             nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.parts) if part.optional]
             yield from self._mend(within, {"$or": nulls})
-        if entry.having(CopyRule):
+        if entry.rules.of_type(CopyRule):
             reading = find(entry.collection, mine, entry.key_projection())
             rows = yield from readable(entry.model.__name__, reading)
             yield from self._mend_keys([entry.key_of(each) for each in rows])

@@ -13,8 +13,9 @@ from pymongo.errors import OperationFailure
 from treadle.engine.pages import projection_of
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.rule import Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
@@ -151,10 +152,12 @@ def _verify_since(
             continue
         keys = [mark.key for mark in targets.get(entry, ())]
         for some in chunks(keys, entry.limits.verify_page):
-            images = yield from entry.targets.find(entry.at_any(list(some)), projection=projection_of(entry))
+            images = yield from entry.targets.find(
+                entry.filter_for_keys(list(some)), projection=projection_of(entry)
+            )
             documents = [image.document for image in images]
             computed = [each for each in documents if within(entry, each, bounds)]
-            for exact, own in entry.by_class(computed):
+            for exact, own in entry.kinds.split(computed):
                 if exact in chosen:
                     found += yield from confirm(graph, server, exact, own)
     return found

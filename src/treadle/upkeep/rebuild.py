@@ -16,9 +16,10 @@ from treadle.engine.recompute import Recomputation
 from treadle.engine.salvage import salvage
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Report
 from treadle.graph.quarantine import around
-from treadle.graph.rule import ModelEntry, Rule
+from treadle.graph.rule import Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
@@ -104,7 +105,7 @@ def rebuild(
 
 def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report: Report | None) -> Plan[int]:
     bounds = yield from scheduled_bounds(entry)
-    if bounds is NOT_YET or not (examined(entry) or entry.answering("repair")):
+    if bounds is NOT_YET or not (examined(entry) or entry.rules.implementing("repair")):
         # Of a scheduled model the first run computes it.
         return 0
 
@@ -115,7 +116,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report:
     visited = yield from Sweep(entry, _page(entry), visit, report).all()
     for rule in own(entry, "repair"):
         yield from around(rule.place.label, entry.collection, None, rule.repair(None))
-    if entry.group is not None:
+    if entry.rules.group is not None:
         # Groups that have no document yet, or too many.
         keys = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
         yield from mend(graph, server, entry, keys)
@@ -159,7 +160,7 @@ def repair(
                 if each.model == entry.model.__name__ and not isinstance(each.document_id, UndecodableId)
             ]
             keys = distinct(each.document_id for each in mine)
-            if entry.group is not None:
+            if entry.rules.group is not None:
                 keys = yield from keys_found(entry, mine)
             done = yield from mend(graph, server, entry, keys, only=only)
             progress = progress or bool(done)
@@ -198,13 +199,13 @@ def mend(
     `before` is done first for each page. With `only`, what these rules maintain.
     """
     without = frozenset[Rule]() if only is None else frozenset(entry.rules) - only
-    if keys and entry.group is not None:
+    if keys and entry.rules.group is not None:
         yield from require_unique_indexes(entry)
     changed: list[Any] = []
     for some in chunks(keys, _page(entry)):
         if before is not None:
             yield from before()
-        for rule in entry.answering("repair"):
+        for rule in entry.rules.implementing("repair"):
             if rule not in without:
                 changed += yield from salvage(rule.place.label, rule.target.collection, some, rule.repair)
         if Recomputation.of(entry, None, without).rules:

@@ -18,8 +18,8 @@ from treadle.engine.propagate import FanOut
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import SET_ASIDE, around
-from treadle.graph.rule import ModelEntry
 from treadle.plan import Plan, Raw, by_id, delete_one, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
@@ -107,33 +107,35 @@ def retry(graph: Graph, server: Capabilities, row: Raw) -> Plan[bool]:
 def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: Any) -> Plan[None]:
     """Bring right what a document derives from others, and what others derive from it."""
     yield from _mend(graph, server, entry, [key])
-    if entry.group is not None:
+    if entry.rules.group is not None:
         return
     for document in (yield from find(entry.collection, by_id(key))):
-        yield from _detach(graph, server, entry.of(document), document)
-        for rule in entry.feeding(CopyRule):
-            if not (rule.synced and rule.source.holds(document)):
+        yield from _detach(graph, server, entry.kinds.of(document), document)
+        for rule in entry.effects.of_type(CopyRule, "write"):
+            if not (rule.synced and rule.source.targets.admits(document)):
                 continue
             fan_out = FanOut(rule, rule.name_of(document))
             yield from finish(graph, server, fan_out, {"after": None, "n": -1})
-        for gather, keys in (yield from keys_of_sources(entry.feeding(GatherRule), [document])).items():
+        for gather, keys in (
+            yield from keys_of_sources(entry.effects.of_type(GatherRule, "write"), [document])
+        ).items():
             yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
 
 
 def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
     """Mend documents of a model and of the kinds below it."""
-    if entry.group is not None:
+    if entry.rules.group is not None:
         yield from mend(graph, server, entry, keys)
         return
     documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
-    for exact, own in entry.root.by_class(documents):
+    for exact, own in entry.kinds.root.kinds.split(documents):
         yield from mend(graph, server, exact, [each["_id"] for each in own])
 
 
 def _detach(graph: Graph, server: Capabilities, entry: ModelEntry[Any], document: Raw) -> Plan[None]:
     """Do as `on_delete` says where a source is gone to which the document still refers."""
     dirty = Dirty()
-    for rule in entry.having(CopyRule, "stream"):
+    for rule in entry.rules.of_type(CopyRule, "stream"):
         references = distinct(key for _, key in rule.references(document) if key is not None)
         if rule.on_delete == "keep" or not references:
             continue

@@ -27,8 +27,9 @@ from treadle.engine.version_upgrade import has_outdated
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import code_of
-from treadle.graph.rule import Due, ModelEntry, Rule
+from treadle.graph.rule import Due, Rule
 from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities, clock
@@ -97,8 +98,8 @@ def jobs(graph: Graph) -> list[Job]:
             if rule.maintain == "schedule" and rule.every is not None:
                 by_period.setdefault(rule.every, []).append(rule)
         name = entry.model.__name__
-        if entry.group is not None and entry.group.maintain == "schedule":
-            (every,) = {rule.every for rule in entry.having(GatherRule) if rule.every is not None}
+        if entry.rules.group is not None and entry.rules.group.maintain == "schedule":
+            (every,) = {rule.every for rule in entry.rules.of_type(GatherRule) if rule.every is not None}
             planned.append(Job(name, entry, tuple(by_period.pop(every)), every))
         for every, rules in by_period.items():
             planned.append(Job(f"{name} every {every}", entry, tuple(rules), every))
@@ -174,7 +175,7 @@ class Scheduler:
         started = yield from clock()
         changes: Raw = {}
         try:
-            if job.entry.group is not None and job.entry.group in job.rules:
+            if job.entry.rules.group is not None and job.entry.rules.group in job.rules:
                 ran, changes = yield from self._roll_up(job, row, now)
             else:
                 ran = yield from self._compute(job, now)
@@ -215,11 +216,11 @@ class Scheduler:
 
     def _roll_up(self, job: Job, row: Raw, now: dt.datetime) -> Plan[tuple[Ran, Raw]]:
         """Compute the groups that closed since the last run, and those that changed since."""
-        entry, group = job.entry, job.entry.group
+        entry, group = job.entry, job.entry.rules.group
         yield from require_unique_indexes(entry)
         bounds = yield from bounds_at(group, now)
         known: Bounds | None = row.get("bounds")
-        declared = entry.once(("declared", job.name), lambda: _declared(job))
+        declared = entry.rules.memo(("declared", job.name), lambda: _declared(job))
         if known is not None and len(known) == len(bounds):
             # What was closed once stays so, also for a clock that is set back.
             bounds = [
@@ -268,7 +269,7 @@ class Scheduler:
         for source in {rule.source for rule in mergeable}:
             older = older or (yield from has_outdated(source))
         has_archive = any(rule.source.sources.archive is not None for rule in mergeable)
-        if entry.feeds or entry.group is not None or older or has_archive:
+        if entry.effects.on_write or entry.rules.group is not None or older or has_archive:
             # Others follow from it, or a source must be converted: a merge on the server does neither.
             mergeable = []
         written = 0
@@ -338,5 +339,5 @@ def next_due(job: Job, due: dt.datetime | None, now: dt.datetime) -> dt.datetime
 
 def _declared(job: Job) -> list[str]:
     """The rules by their declarations: another one asks for everything anew."""
-    declared = [pattern for patterns in job.entry.settings.patterns.values() for pattern in patterns]
+    declared = [pattern for patterns in job.entry.model.__treadle__.patterns.values() for pattern in patterns]
     return sorted([*map(repr, declared), *(signature(rule) for rule in job.rules)])

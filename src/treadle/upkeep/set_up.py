@@ -25,8 +25,8 @@ from treadle.engine.indexes import (
 )
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action
-from treadle.graph.rule import ModelEntry
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, read_capabilities
@@ -129,7 +129,7 @@ def set_up_validator(
     *,
     enforce: bool,
 ) -> Plan[None]:
-    validated = entry.settings.validation != "off" and server.validators
+    validated = entry.model.__treadle__.validation != "off" and server.validators
     schema = collection_schema(entry) if validated else None
     change = yield from set_up_collection(entry, existing, schema, actions)
     if change is None or validation.is_newer(entry, change[0]["validator"]):

@@ -7,8 +7,8 @@ from typing import Any
 
 from treadle.engine.pages import projection_of
 from treadle.errors import UsageError
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Pace, Progress, Report, resting
-from treadle.graph.rule import ModelEntry
 from treadle.graph.scope import Failed, Image
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, aggregate, count_documents

@@ -24,7 +24,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.recompute import Fold, Recomputation, Values, recompute
 from treadle.graph.aggregate import RECOMPUTE, SourceCount, State
 from treadle.graph.gather import GatherRule
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
@@ -73,7 +73,7 @@ class Totals:
 def countable(entry: ModelEntry[Any]) -> list[GatherRule]:
     """The rules of a model that totals serve: all that gather, from one source by one key; else none."""
     rules = Recomputation.of(entry, "stream").gathers
-    if not rules or entry.group is not None:
+    if not rules or entry.rules.group is not None:
         return []
     return (
         rules if all(_is_countable(rule) and rule.group_key == rules[0].group_key for rule in rules) else []

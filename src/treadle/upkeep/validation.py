@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from treadle.engine.indexes import EXAMPLES_MAX
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import matching, readable_page
 from treadle.model.json_schema import Schema
 from treadle.model.keywords import stamped_names
@@ -72,7 +72,7 @@ def _find_faults(entry: ModelEntry[Any], schema: Schema, documents: Sequence[Raw
     """Return where documents that the server refused do not validate, by frozen id."""
     branches = schema.get("anyOf", [schema])
     # Kind and version say which branch a document was meant for, so they are looked at first.
-    tags = list(dict.fromkeys(name for each in entry.related for name in stamped_names(each.model)))
+    tags = list(dict.fromkeys(name for each in entry.kinds.related for name in stamped_names(each.model)))
     by_branch: dict[int, list[Raw]] = {}
     for raw in documents:
         distances = [_wrong_tags(branch, tags, raw) for branch in branches]
@@ -124,10 +124,12 @@ def findings(entries: Iterable[ModelEntry[Any]], sample: float | None = None) ->
     findings: list[Finding] = []
     chosen: dict[str, list[ModelEntry[Any]]] = {}
     for entry in entries:
-        if entry.settings.validation != "off" and (entry.layout is None or entry.layout.schema() is not None):
+        if entry.model.__treadle__.validation != "off" and (
+            entry.layout is None or entry.layout.schema() is not None
+        ):
             chosen.setdefault(entry.collection, []).append(entry)
     for collection, members in chosen.items():
-        root = members[0].root
+        root = members[0].kinds.root
         layout = root.layout
         schema = (None if layout is None else layout.schema()) or collection_schema(root)
         stored = [member.targets.with_deleted.exact.filter() for member in members]
@@ -145,7 +147,9 @@ def findings(entries: Iterable[ModelEntry[Any]], sample: float | None = None) ->
                 break
             faults = yield from _find_faults(root, schema, rows)
             findings += [
-                Finding("validation", root.of(raw).model.__name__, raw["_id"], *faults[freeze(raw["_id"])])
+                Finding(
+                    "validation", root.kinds.of(raw).model.__name__, raw["_id"], *faults[freeze(raw["_id"])]
+                )
                 for raw in rows
             ]
     return findings

@@ -21,9 +21,10 @@ from treadle.engine.salvage import salvage
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.quarantine import around
-from treadle.graph.rule import STATE, ModelEntry, Rule
+from treadle.graph.rule import STATE, Rule
 from treadle.graph.scope import Failed
 from treadle.graph.stored_pages import chunks
 from treadle.model.text import escape_text
@@ -77,19 +78,19 @@ def verify(
             findings += (yield from around(rule.place.label, entry.collection, None, rule.verify(None))) or []
         if examined(entry):
             findings += yield from _verify_pages(graph, server, entry, bounds, report)
-        if entry.group is not None:
+        if entry.rules.group is not None:
             findings += yield from _verify_groups(graph, server, entry, bounds)
     return findings
 
 
 def own(entry: ModelEntry[Any], method: str) -> list[Rule]:
     """The rules that answer a method and are bound at this very model, so that kinds do not repeat it."""
-    return [rule for rule in entry.answering(method) if rule.target is entry]
+    return [rule for rule in entry.rules.implementing(method) if rule.target is entry]
 
 
 def examined(entry: ModelEntry[Any]) -> bool:
     """Whether the documents of a model are looked at page by page."""
-    by_rules = any(rule.verifies_pages for rule in entry.answering("verify"))
+    by_rules = any(rule.verifies_pages for rule in entry.rules.implementing("verify"))
     return by_rules or bool(Recomputation.of(entry).rules)
 
 
@@ -115,7 +116,7 @@ def _verify_pages(
     def note(failed: Failed) -> None:
         findings.extend(_not_examined(entry, key, reason) for key, reason in failed)
 
-    size = entry.limits.verify_page if entry.group is None else GROUP_PAGE
+    size = entry.limits.verify_page if entry.rules.group is None else GROUP_PAGE
     sweep = Sweep(entry, size, visit, report, note)
     yield from sweep.all() if sample is None else sweep.sample(sample)
     return findings
@@ -237,11 +238,11 @@ def _same_finding(one: Finding, other: Finding) -> bool:
 def examine(server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these current documents."""
     findings: list[Finding] = []
-    for rule in entry.answering("verify"):
+    for rule in entry.rules.implementing("verify"):
         findings += yield from rule.verify(documents)
     recomputation = Recomputation.of(entry)
     expected = yield from recomputation.expected(server, documents)
-    group, is_correct = entry.group, recomputation.is_correct
+    group, is_correct = entry.rules.group, recomputation.is_correct
     for document, right in zip(documents, expected, strict=True):
         if group is not None and not value_at(right, group.path):
             findings.append(orphan(entry, document))
@@ -256,7 +257,9 @@ def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterato
     places: list[tuple[str, str, Any, Any]] = []
     for rule in recomputation.rules:
         pattern = (
-            entry.group.pattern if entry.group is not None and rule.source is not entry else rule.pattern
+            entry.rules.group.pattern
+            if entry.rules.group is not None and rule.source is not entry
+            else rule.pattern
         )
         if isinstance(rule, CopyRule):
             rights = dict(places_of(right, rule.steps))

@@ -123,7 +123,7 @@ def test_names_fit_what_is_stored_and_say_what_they_show(database: Any) -> None:
         name: {each.field for each in combined.places if each.collection == name} for name in fields
     }
     assert {"stream"} == {rule.maintain for rule in store.graph.rules}
-    assert {"off"} == {entry.settings.validation for entry in store.graph.entries.values()}
+    assert {"off"} == {entry.model.__treadle__.validation for entry in store.graph.entries.values()}
     store.setup()
     store.rebuild()
     product = database["products"].find_one()

@@ -17,7 +17,7 @@ from pymongo.errors import DuplicateKeyError
 from treadle.advisor.plans.folder import ChangePlan
 from treadle.engine.indexes import compare_indexes, maintenance_indexes
 from treadle.errors import UsageError
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.store.blocking.store import Store
 from treadle.upkeep import position
 from treadle.upkeep.position import signature

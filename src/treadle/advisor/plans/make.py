@@ -21,7 +21,7 @@ from treadle.advisor.wording import names
 from treadle.engine.indexes import compare_indexes, maintenance_indexes
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.upkeep.rebuild import in_order
 
 # Where a trial does not say how long the change takes.

@@ -108,6 +108,6 @@ def _look_again(store: Store, findings: Sequence[Finding]) -> tuple[dict[Any, An
                 state = raw.get(RESERVED)
                 revision = state.get("n") if isinstance(state, Mapping) else None
                 revisions[model.__name__, freeze(raw["_id"])] = revision
-            for exact, own in entry.by_class(documents):
+            for exact, own in entry.kinds.split(documents):
                 again += store.runner.run(confirm(store.graph, store._capabilities(), exact, own))
     return revisions, again

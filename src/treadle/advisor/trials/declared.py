@@ -95,7 +95,7 @@ def patterns_of(models: Iterable[type[Document]]) -> Patterns:
         pattern = _pattern(rule)
         if pattern is not None:
             found[type(pattern)].append(pattern)
-    names = {entry.collection: entry.root.model for entry in graph.entries.values()}
+    names = {entry.collection: entry.kinds.root.model for entry in graph.entries.values()}
     return Patterns(names, *(tuple(each) for each in found.values()))
 
 
@@ -107,7 +107,7 @@ def _pattern(rule: Any) -> Any:
         }
         ends = (rule.target.collection, rule.path, rule.reference_path, rule.source.collection)
         return Card(*ends, paths, rule.to)
-    if isinstance(rule, GatherRule) and rule.target.group is None:
+    if isinstance(rule, GatherRule) and rule.target.rules.group is None:
         ranked = rule.aggregate
         if not isinstance(ranked, FirstDocuments):
             return _value(rule)

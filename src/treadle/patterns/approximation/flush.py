@@ -28,7 +28,7 @@ from treadle.engine.updates import concerns, follow_own, may_upgrade
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
 from treadle.graph.calls import Sums
 from treadle.graph.changes import Changes
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields

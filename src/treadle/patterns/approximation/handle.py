@@ -38,7 +38,7 @@ class CounterHandle:
         self._write_path = write_path
         entry = rule.target
         others = [each for each in entry.rules if not isinstance(each, CounterFields)]
-        if rule.declared.upsert and (others or entry.feeds):
+        if rule.declared.upsert and (others or entry.effects.on_write):
             raise UsageError(
                 f"{rule.place.label} has upsert=True, but {entry.model.__name__} takes part in other "
                 "patterns, which a document made by a counter would go past; insert the documents first, "

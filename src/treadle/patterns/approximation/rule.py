@@ -22,7 +22,8 @@ from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.graph import graph_of
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import Models, Owned, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Models, Pattern, Place, Reads, Rule, Storage
 from treadle.patterns.approximation import inspection
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.handle import CounterHandle

@@ -49,6 +49,6 @@ class ArchiveLayout(DocumentLayout[D]):
     def restore(self, identity: Any) -> Plan[D | None]:
         yield from self._require_indexes()
         document: D | None = yield from moves.restore(self._rule, identity)
-        if document is not None or self.entry.deletion_path is None:
+        if document is not None or self.entry.paths.deletion is None:
             return document
         return (yield from super().restore(identity))

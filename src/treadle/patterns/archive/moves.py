@@ -23,8 +23,8 @@ from treadle.engine.write_path import commit_changes
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.derived import FormulaRule
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Pace, Progress, Report, resting
-from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import as_moment
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
@@ -51,7 +51,7 @@ SIZE = "_treadle_bytes"
 
 def due(rule: ArchivePlaces, now: dt.datetime) -> Raw:
     """The condition that a document is old enough; one without a date, or deleted softly, never is."""
-    living: Raw = {} if rule.target.deletion_path is None else {rule.target.deletion_path: None}
+    living: Raw = {} if rule.target.paths.deletion is None else {rule.target.paths.deletion: None}
     return {rule.by: {"$lte": now - rule.declared.after}, **living}
 
 
@@ -132,19 +132,19 @@ def _with_formulas(entry: ModelEntry[Any], documents: list[Raw]) -> Plan[list[Ra
 
     Nothing evaluates them in the archive.
     """
-    formulas = [rule for each in entry.related for rule in each.having(FormulaRule)]
+    formulas = [rule for each in entry.kinds.related for rule in each.rules.of_type(FormulaRule)]
     if all(rule.maintain == "write" for rule in formulas):
         return documents
     chosen = {"_id": {"$in": [each["_id"] for each in documents]}}
     current = {**chosen, **entry.versions.current_only}
-    yield from update_many(entry.collection, current, formula_stages(entry.root))
+    yield from update_many(entry.collection, current, formula_stages(entry.kinds.root))
     stored = {freeze(each["_id"]): each for each in (yield from find(entry.collection, chosen))}
     return [stored[freeze(each["_id"])] for each in documents]
 
 
 def restore(rule: ArchivePlaces, id: Any) -> Plan[Any]:
     """Bring one document back; the document, or None where the archive does not have it."""
-    raw = yield from _restore(rule, by_id(rule.target.identity(id)))
+    raw = yield from _restore(rule, by_id(rule.target.ids.encode(id)))
     return None if raw is None else as_written(rule.target, raw)
 
 
@@ -155,7 +155,7 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
     """
 
     def look() -> Plan[tuple[Raw | None, Raw | None]]:
-        living: Raw = {} if entry.deletion_path is None else {entry.deletion_path: None}
+        living: Raw = {} if entry.paths.deletion is None else {entry.paths.deletion: None}
         there = yield from find_one(rule.into, filter, {"_id": 1})
         here = yield from find_one(entry.collection, {"$and": [filter, living]}, {"_id": 1})
         return there, here
@@ -187,7 +187,7 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
         return (yield from arrive(raw, changes))
 
     def arrive(raw: Raw, changes: Changes) -> Plan[Raw | None]:
-        key, exact = raw["_id"], entry.of(raw)
+        key, exact = raw["_id"], entry.kinds.of(raw)
         yield from changes.add(entry, [(raw, raw)], before_in=rule.into)
         recomputation = Recomputation.of(exact)
         if recomputation.rules:

@@ -11,7 +11,8 @@ from pymongo import IndexModel
 from treadle.engine.indexes import declared_indexes
 from treadle.errors import DeclarationError
 from treadle.graph.calls import MovingRule
-from treadle.graph.rule import ModelEntry, Models, Place
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Models, Place
 from treadle.model.document import Document
 from treadle.query.paths import resolve
 

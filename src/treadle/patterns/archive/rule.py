@@ -62,10 +62,10 @@ class Archive(Pattern):
                 code="pattern-keyword",
             )
         entry = place.entry
-        if entry.above:
+        if entry.kinds.above:
             raise DeclarationError(
-                f"{place.label} is one kind of {entry.above[0].model.__name__}; the kinds of one collection "
-                "are archived together: declare archive= on that",
+                f"{place.label} is one kind of {entry.kinds.above[0].model.__name__}; the kinds of one "
+                "collection are archived together: declare archive= on that",
                 code="archive-declaration",
             )
         return ArchiveRule(place, graph, self)
@@ -117,7 +117,7 @@ class ArchiveRule(ArchivePlaces):
                     code="archive-declaration",
                 )
             self.by = aged
-        beside = [rule for each in entry.related for rule in each.rules]
+        beside = [rule for each in entry.kinds.related for rule in each.rules]
         for rule in beside:
             if isinstance(rule, (ArrayRule, CounterRule, HierarchyRule)):
                 raise DeclarationError(
@@ -131,7 +131,7 @@ class ArchiveRule(ArchivePlaces):
                     "the model then, but its history goes on: leave counted= out",
                     code="archive-declaration",
                 )
-        if entry.group is not None:
+        if entry.rules.group is not None:
             raise DeclarationError(
                 f"{label} is a rollup, whose documents come and go with their groups; archive its sources",
                 code="archive-declaration",

@@ -18,9 +18,9 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.salvage import salvage
 from treadle.errors import TreadleError
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Progress, Report
 from treadle.graph.quarantine import note_aside
-from treadle.graph.rule import ModelEntry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.model.text import escape_text, get_logger
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large

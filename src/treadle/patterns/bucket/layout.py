@@ -224,7 +224,7 @@ class BucketLayout(BucketUpkeep[D]):
         if sort is not None or array_filters is not None:
             self._not_answered("update with sort= or array_filters=", "say which by its id")
         crud.check_returns(returns)
-        cleaned = parse_update(self.entry.field_paths, update).update
+        cleaned = parse_update(self.entry.paths.fields, update).update
         change = applied(self.spec, cleaned)
         pair = yield from self._change_one(id_or_filter, change, [{"update": cleaned}])
         if pair is None or pair[1] is None:
@@ -240,7 +240,7 @@ class BucketLayout(BucketUpkeep[D]):
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
-        cleaned = parse_update(self.entry.field_paths, update).update
+        cleaned = parse_update(self.entry.paths.fields, update).update
         change = applied(self.spec, cleaned)
         with crud.translated(self.spec.label, [{"update": cleaned}]):
             count, _ = yield from self.changer.change_all(select(self.spec, filter), change)

@@ -75,7 +75,7 @@ class Selection:
 
 def select(spec: Spec, filter: Any) -> Selection:
     """Take a caller's filter apart; raises where it is no filter."""
-    cleaned = parse_filter(spec.entry.field_paths, filter)
+    cleaned = parse_filter(spec.entry.paths.fields, filter)
     refuse_operators(cleaned, _REFUSED, "cannot be used on readings in buckets", "filter-invalid")
     selection = Selection({})
     parts, rest = _take_apart(spec, cleaned, selection)

@@ -21,8 +21,8 @@ from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_ind
 from treadle.engine.reads import DocumentReader
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
-from treadle.graph.rule import ModelEntry
 from treadle.model.codec import StoredField
 from treadle.model.document import Document, Indexed
 from treadle.patterns.bucket.adoption import SeriesAdoption
@@ -105,11 +105,11 @@ class NativeLayout(Layout[D]):
             raise self._refusal(
                 f"has granularity={self.declared.granularity!r}; it takes 'seconds' or 'minutes' or 'hours'"
             )
-        if self.entry.settings.validation == "strict":
+        if self.entry.model.__treadle__.validation == "strict":
             raise self._refusal(
                 'has validation="strict", but the server validates nothing there; use bucket='
             )
-        unique = any(index.document.get("unique") for index in self.entry.settings.indexes) or any(
+        unique = any(index.document.get("unique") for index in self.entry.model.__treadle__.indexes) or any(
             isinstance(mark, Indexed) and mark.unique
             for field in self.entry.codec.fields
             for mark in field.shape.metadata
@@ -250,7 +250,7 @@ class NativeLayout(Layout[D]):
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
-        paths = self.entry.field_paths
+        paths = self.entry.paths.fields
         chosen, change = parse_filter(paths, filter), parse_update(paths, update).update
         # The server reports its own buckets, not readings.
         number = yield from count_documents(self.collection, chosen)
@@ -261,7 +261,7 @@ class NativeLayout(Layout[D]):
     def delete_all(self, filter: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
         with self._translated("this delete_many"):
-            chosen = parse_filter(self.entry.field_paths, filter)
+            chosen = parse_filter(self.entry.paths.fields, filter)
             return (yield from delete_many(self.collection, chosen)).deleted_count
 
     # -- set-up ---------------------------------------------------------------------------

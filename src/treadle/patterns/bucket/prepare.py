@@ -103,14 +103,14 @@ def _indexes(spec: Spec) -> list[IndexModel]:
                 )
             prefix = "" if field.stored in spec.outer_names else f"{names.readings}."
             indexes.append(field_index(spec.entry, prefix, field, mark))
-    return [*indexes, *spec.entry.settings.indexes]
+    return [*indexes, *spec.entry.model.__treadle__.indexes]
 
 
 # -- the collection -------------------------------------------------------------------------
 
 
 def _set_up_buckets(spec: Spec, collection: Raw | None, actions: list[Action]) -> Plan[None]:
-    entry, level = spec.entry, spec.entry.settings.validation
+    entry, level = spec.entry, spec.entry.model.__treadle__.validation
     # The server looks at the whole bucket again with each append, so at its readings only if asked to.
     schema = None if level == "off" else bucket_schema(spec, deep=level == "strict")
     change = yield from set_up_collection(entry, collection, schema, actions, "buckets")

@@ -48,7 +48,7 @@ class Reader:
         self.spec = spec
         self._load = load
         self.selection = select(spec, filter)
-        self.keys = sort_keys(sort, spec.entry.field_paths) or []
+        self.keys = sort_keys(sort, spec.entry.paths.fields) or []
         # The fields that nobody asks for, in the card, the sort or the filter.
         self._unread = frozenset[str]()
         named = None if paths is None else _named(filter or {})

@@ -15,7 +15,8 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from treadle.graph.layout import Layout
-from treadle.graph.rule import Models, Owned, Pattern, Place, Rule
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Models, Pattern, Place, Rule
 from treadle.patterns.bucket.layout import BucketLayout
 from treadle.patterns.bucket.spec import FieldNames, Spec, refuse_others
 

@@ -23,7 +23,8 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
-from treadle.graph.rule import ModelEntry, Place
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, UTC
 from treadle.model.codec import StoredField, without_id
 from treadle.model.document import Document
@@ -357,7 +358,7 @@ def check_adoption(declared: Any, entry: ModelEntry[Any]) -> None:
 
 def refuse_others(place: Place) -> None:
     """Readings have no tree, kinds, versions or groups."""
-    settings, name = place.entry.settings, place.entry.model.__name__
+    settings, name = place.entry.model.__treadle__, place.entry.model.__name__
     layouts = {"bucket", "timeseries"}
     others = [
         keyword

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from treadle.graph.layout import Layout
-from treadle.graph.rule import Models, Owned, Pattern, Place, Rule
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Models, Pattern, Place, Rule
 from treadle.patterns.bucket.native import NativeLayout
 from treadle.patterns.bucket.spec import FieldNames, refuse_others
 

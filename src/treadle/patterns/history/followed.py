@@ -104,7 +104,7 @@ class _Track:
         return self.last["document"] if self.last is not None and self.last["valid_to"] is None else None
 
     def _held(self, document: Raw | None) -> Raw | None:
-        return document if document is not None and self.rule.target.holds(document) else None
+        return document if document is not None and self.rule.target.targets.admits(document) else None
 
     def take(self, event: Event, now: Raw | None) -> None:
         """Follow one change; `now` is the document where the server did not keep what the change made."""

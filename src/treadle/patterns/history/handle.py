@@ -17,8 +17,8 @@ from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.layout import PageReader
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import State
-from treadle.graph.rule import ModelEntry
 from treadle.graph.write import Write
 from treadle.model.bson_types import as_moment
 from treadle.model.document import Document
@@ -41,12 +41,12 @@ class HistoryHandle:
 
     def states(self, id: Any) -> StateReader:
         """What reads the states of a document, the newest first."""
-        return StateReader(self.rule, self.entry.identity(id))
+        return StateReader(self.rule, self.entry.ids.encode(id))
 
     def at(self, id: Any, moment: Any) -> Plan[Any]:
         """The document as it was at a moment, or None."""
-        document = yield from self._document_at(self.entry.identity(id), as_moment(moment))
-        if document is None or not self.entry.holds(document):
+        document = yield from self._document_at(self.entry.ids.encode(id), as_moment(moment))
+        if document is None or not self.entry.targets.admits(document):
             return None
         return (yield from load(self.entry, [document]))[0]
 
@@ -76,7 +76,7 @@ class HistoryHandle:
     def find_at(self, filter: Any, moment: Any) -> PageReader[Any]:
         """What reads the documents that matched at a moment."""
         return MomentReader(
-            self.rule, self.entry, parse_filter(self.entry.field_paths, filter), as_moment(moment)
+            self.rule, self.entry, parse_filter(self.entry.paths.fields, filter), as_moment(moment)
         )
 
     # -- the way back ----------------------------------------------------------------
@@ -84,16 +84,16 @@ class HistoryHandle:
     def revert(self, id: Any, revision: int) -> Plan[Any]:
         """Write the document as it was in an earlier state: a new state, the same fields."""
         # Of whichever kind it was, and is.
-        whole, key = self.rule.target, self.entry.identity(id)
+        whole, key = self.rule.target, self.entry.ids.encode(id)
         document = (yield from load(whole, [(yield from self._document_of(key, revision))]))[0]
         graph = self.write_path.graph
         layout = layout_of(graph.entry(type(document)), self.write_path)
-        stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
+        stored = yield from find_one(whole.collection, by_id(key), whole.kinds.projection)
         if stored is None and (yield from layout.bring_back(by_id(key))):
-            stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
+            stored = yield from find_one(whole.collection, by_id(key), whole.kinds.projection)
         if stored is None:
             return (yield from layout.insert(document))
-        return (yield from self.write_path.execute(Revert(layout.entry, document, whole.of(stored))))
+        return (yield from self.write_path.execute(Revert(layout.entry, document, whole.kinds.of(stored))))
 
 
 class Revert(Write[Any]):
@@ -101,7 +101,7 @@ class Revert(Write[Any]):
 
     def __init__(self, entry: ModelEntry[Any], document: Document, was: ModelEntry[Any]) -> None:
         self.entry = entry
-        self.restore = None if entry.deletion_path is None else Restore(was, document.id)
+        self.restore = None if entry.paths.deletion is None else Restore(was, document.id)
         self.replace = Replace(entry, document) if was is entry else ChangeKind(entry, document, was)
         self.replace.unchanged = {}
 

@@ -151,7 +151,7 @@ def _is_stored(rule: HistoryRows, key: Any) -> Plan[bool]:
     entry = rule.target
     collections = entry.everything.collections
     for collection in collections:
-        if (yield from find_one(collection, entry.one(key), {"_id": 1})) is not None:
+        if (yield from find_one(collection, entry.filter_for_id(key), {"_id": 1})) is not None:
             return True
     return False
 
@@ -203,7 +203,7 @@ def _mend(rule: HistoryRows, key: Any) -> Plan[bool]:
     # The worker must know what came before this, and what comes after.
     awaits = (yield from hold(rule, key)) if rule.maintain == "stream" else None
     rows = yield from _rows(rule, key)
-    document = yield from find_one(rule.target.collection, rule.target.one(key))
+    document = yield from find_one(rule.target.collection, rule.target.filter_for_id(key))
     done = False
     living = document is not None or (yield from _is_stored(rule, key))
     for row, changes in zip(rows, _expected(rows, living), strict=True):

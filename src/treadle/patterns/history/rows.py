@@ -86,7 +86,11 @@ class HistoryRows(Rule):
     @property
     def paths_left_out(self) -> set[str]:
         """The maintained paths whose changes make no state."""
-        family = self.target.root.related if self.target.family is None else self.target.family.members
+        family = (
+            self.target.kinds.root.kinds.related
+            if self.target.kinds.family is None
+            else self.target.kinds.family.members
+        )
         return {
             path
             for entry in family
@@ -102,7 +106,7 @@ class HistoryRows(Rule):
 
     def alike(self, one: Raw, other: Raw) -> bool:
         """Whether two documents are the same state."""
-        left_out = self.target.once((self, "left out"), lambda: sorted(self.paths_left_out))
+        left_out = self.target.rules.memo((self, "left out"), lambda: sorted(self.paths_left_out))
         return identical(_without(self.state(one), left_out), _without(self.state(other), left_out))
 
     def of(self, identity: Any) -> Raw:

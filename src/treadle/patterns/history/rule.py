@@ -22,8 +22,9 @@ from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.calls import PastRule
 from treadle.graph.changes import Change, Changes
 from treadle.graph.events import Event
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import TRANSACTIONS, Due, ModelEntry, Models, Pattern, Place, Reads, Rule
+from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule
 from treadle.patterns.history import followed, inspection, trimming
 from treadle.patterns.history.handle import HistoryHandle
 from treadle.patterns.history.rows import HistoryRows

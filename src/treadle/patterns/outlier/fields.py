@@ -109,7 +109,7 @@ class OutlierFields(ArrayRule):
     def _names(self, place: Place, declared: Any) -> tuple[str, str]:
         owner = declared.owner or f"{snake(place.entry.model.__name__)}_id"
         item = declared.item
-        if place.entry.settings.naming == "camel":
+        if place.entry.model.__treadle__.naming == "camel":
             owner, item = to_camel(owner), to_camel(item)
         others = ("page", "count", self.field) if declared.layout == "page" else ("position", item)
         if owner in ("_id", RESERVED, *others) or item in ("_id", RESERVED, "position"):
@@ -137,7 +137,7 @@ class OutlierFields(ArrayRule):
             (Document,),
             {"__annotations__": annotations, "__module__": __name__},
             collection=self.collection,
-            validation=place.entry.settings.validation,
+            validation=place.entry.model.__treadle__.validation,
             indexes=indexes,
         )
         return made

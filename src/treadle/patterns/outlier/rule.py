@@ -25,7 +25,8 @@ from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.changes import Changes
 from treadle.graph.graph import graph_of
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import Models, Owned, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.owned import Owned
+from treadle.graph.rule import Models, Pattern, Place, Reads, Rule, Storage
 from treadle.patterns.outlier import inspection
 from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.handle import ArrayHandle
@@ -77,7 +78,7 @@ class OutlierRule(OutlierFields):
         return Storage(check=self._check_layout)
 
     def calls(self, write_path: WritePath, id: Any) -> ArrayHandle:
-        return ArrayHandle(self, write_path, self.target.identity(id))
+        return ArrayHandle(self, write_path, self.target.ids.encode(id))
 
     # -- writes of the owner -------------------------------------------------------------------
 

@@ -15,7 +15,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.rule import REVISION, ClassPlace, ModelEntry, Models, Owned, Place, Reads, Rule, Storage
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.owned import Owned
+from treadle.graph.rule import REVISION, ClassPlace, Models, Place, Reads, Rule, Storage
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
@@ -169,7 +171,7 @@ class Tree:
                 "leave it out, or use AncestorArray or ParentReference",
                 code="tree-declaration",
             )
-        sort_keys(sort, self.entry.field_paths)
+        sort_keys(sort, self.entry.paths.fields)
         self.sort = sort
 
     def add(self, rule: TreeRule) -> None:
@@ -225,11 +227,11 @@ class Tree:
     @property
     def alive(self) -> Raw:
         """What a node must have that was not deleted; nothing where deleted nodes are not kept."""
-        return {} if self.entry.deletion_path is None else {self.entry.deletion_path: None}
+        return {} if self.entry.paths.deletion is None else {self.entry.paths.deletion: None}
 
     def living(self, condition: Raw) -> Raw:
         """A condition on the nodes of the tree; those that are deleted and still stored are none."""
-        return condition if self.entry.deletion_path is None else {**condition, **self.alive}
+        return condition if self.entry.paths.deletion is None else {**condition, **self.alive}
 
     def segment_of(self, raw: Raw) -> str:
         """The node's own segment, or an error that says why it has none."""

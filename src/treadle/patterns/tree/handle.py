@@ -11,8 +11,8 @@ from treadle.engine.inserts import Insert
 from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Nested
-from treadle.graph.rule import ModelEntry
 from treadle.model.document import Document
 from treadle.model.text import quote
 from treadle.patterns.tree import reads, state
@@ -85,24 +85,24 @@ class TreeHandle(Generic[D]):
         return Nodes(self._tree, reads.roots(self._tree, sort))
 
     def children(self, id: Any, sort: Sort | None) -> Nodes[D]:
-        return Nodes(self._tree, reads.children(self._tree, self._entry.identity(id), sort))
+        return Nodes(self._tree, reads.children(self._tree, self._entry.ids.encode(id), sort))
 
     def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> Nodes[D]:
         reads.check_depth(max_depth)
-        key = self._entry.identity(id)
+        key = self._entry.ids.encode(id)
         return Nodes(self._tree, reads.descendants(self._tree, key, max_depth, sort))
 
     def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]:
         reads.check_depth(max_depth)
         load = self._entry.codec.load
-        return nested(self._tree, self._entry.identity(id), max_depth, sort, load)
+        return nested(self._tree, self._entry.ids.encode(id), max_depth, sort, load)
 
     def ancestors(self, id: Any) -> Plan[list[D]]:
-        raws = yield from reads.ancestors(self._tree, self._entry.identity(id))
+        raws = yield from reads.ancestors(self._tree, self._entry.ids.encode(id))
         return [self._entry.codec.load(raw) for raw in raws]
 
     def path(self, id: Any) -> Plan[list[D]]:
-        raws = yield from reads.path(self._tree, self._entry.identity(id))
+        raws = yield from reads.path(self._tree, self._entry.ids.encode(id))
         return [self._entry.codec.load(raw) for raw in raws]
 
     def parent(self, id: Any) -> Plan[D | None]:
@@ -110,17 +110,17 @@ class TreeHandle(Generic[D]):
         return above[-1] if above else None
 
     def depth(self, id: Any) -> Plan[int]:
-        return reads.depth(self._tree, self._entry.identity(id))
+        return reads.depth(self._tree, self._entry.ids.encode(id))
 
     def count(self, id: Any, max_depth: int | None) -> Plan[int]:
-        return reads.count(self._tree, None if id is None else self._entry.identity(id), max_depth)
+        return reads.count(self._tree, None if id is None else self._entry.ids.encode(id), max_depth)
 
     # -- writing -------------------------------------------------------------------------------------
 
     def insert(self, node: D, parent: Any, at: int | None) -> Plan[D]:
         self._check(node)
         self._check_index(at, parent)
-        stated = Stated(UNSTATED if parent is None else self._entry.identity(parent), at)
+        stated = Stated(UNSTATED if parent is None else self._entry.ids.encode(parent), at)
         entry: ModelEntry[D] = self._write_path.graph.entry(type(node))
         work: Insert[D] = Insert(entry, [node], {self._tree.rules[0]: [stated]})
         (stored,) = yield from self._write_path.execute(work)
@@ -128,7 +128,7 @@ class TreeHandle(Generic[D]):
 
     def _check(self, node: D) -> None:
         model = self._entry.model
-        kinds = [each.model for each in [self._entry, *self._entry.below]]
+        kinds = [each.model for each in [self._entry, *self._entry.kinds.below]]
         if type(node) not in kinds:
             raise UsageError(
                 f"this is the tree of {model.__name__}; it takes no {type(node).__name__}",

@@ -64,8 +64,8 @@ class Move(Write[D]):
     ) -> None:
         entry = self.entry = tree.entry
         self.tree = tree
-        self.key = entry.identity(key)
-        self.parent = parent if parent is UNSTATED or parent is None else entry.identity(parent)
+        self.key = entry.ids.encode(key)
+        self.parent = parent if parent is UNSTATED or parent is None else entry.ids.encode(parent)
         self.segment = segment
         # The index among the children of the new parent, where these have an order.
         self.at = at
@@ -237,7 +237,7 @@ def move_some(tree: Tree, work: Raw, pace: Pace, changes: Changes) -> Plan[Step]
     descendants = _below(tree, work)
     if node is not None and descendants is not None:
         # By id only where the ids can be cut into ranges, and where an index gives that order.
-        ranged = _by_array(tree) and tree.entry.identity_shape.kind == "scalar"
+        ranged = _by_array(tree) and tree.entry.ids.shape.kind == "scalar"
         remaining = _remaining(tree, work, node, descendants)
         keys = yield from pace.choose(tree, work, remaining, by_id=ranged)
         if keys:

@@ -146,7 +146,7 @@ def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tu
 
 def _rows(tree: Tree, condition: Raw, sort: Sort | None) -> Plan[list[Raw]]:
     projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)
-    options = {"sort": sort_keys(sort or tree.sort, tree.entry.field_paths), "allow_disk_use": True}
+    options = {"sort": sort_keys(sort or tree.sort, tree.entry.paths.fields), "allow_disk_use": True}
     chosen = tree.living(condition)
     rows: list[Raw] = yield Read(tree.collection, "find", (chosen, projection), options)
     return rows

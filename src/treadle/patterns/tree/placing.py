@@ -370,7 +370,7 @@ def unlist(tree: Tree, keys: Sequence[Any], changes: Changes) -> Plan[None]:
 
 def bury(tree: Tree, nodes: Sequence[Raw], changes: Changes) -> Plan[None]:
     """Take nodes out of the tree that stay stored; they remember their parents, to come back."""
-    stamp = tree.entry.deletion_path
+    stamp = tree.entry.paths.deletion
     gone = [node for node in nodes if stamp is not None and value_at(node, stamp) is None]
     if not gone:
         return

@@ -123,7 +123,7 @@ def cycle_error(tree: Tree) -> DataError:
 
 
 def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> Read:
-    keys = sort_keys(sort, tree.entry.field_paths)
+    keys = sort_keys(sort, tree.entry.paths.fields)
     path = tree.path if "path" in tree.lead and "parent" not in tree.lead else None
     if keys and path in condition and keys[0][0] != path:
         # A field that no node has, so that no index gives this order: the server would rather go through
@@ -136,7 +136,7 @@ def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> R
 
 
 def _aggregate(tree: Tree, pipeline: list[Raw], sort: Sort | None, limit: int | None) -> Read:
-    keys = sort_keys(sort, tree.entry.field_paths)
+    keys = sort_keys(sort, tree.entry.paths.fields)
     if keys:
         pipeline = [*pipeline, {"$sort": dict(keys)}]
     if limit:

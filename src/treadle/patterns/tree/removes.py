@@ -33,7 +33,7 @@ class Remove(Write[int]):
     def __init__(self, tree: Tree, key: Any, mode: Children = "refuse") -> None:
         self.entry = tree.entry
         self.tree = tree
-        self.key = tree.entry.identity(key)
+        self.key = tree.entry.ids.encode(key)
         if mode not in ("refuse", "subtree", "lift"):
             raise UsageError(
                 f"remove() has children={mode!r}; it takes 'refuse', 'subtree' or 'lift'", code="tree-remove"

@@ -45,7 +45,7 @@ def _update(tree: Tree, chosen: Raw, update: Plan[Any], changes: Changes) -> Pla
     """Perform an update of these nodes; note it where others, or the nodes' own copies, follow from it."""
     entry = tree.entry
     derived = derivation(entry)
-    watched = entry.watched if derived.feeds or derived.records else set()
+    watched = entry.effects.followed if derived.feeds or derived.records else set()
     stored = tree.roles.values()
     feeds = watched is None or any(overlap(one, other) for one in watched for other in stored)
     copies = any(overlap(rule.reference_path, path) for rule in derived.copies for path in stored)

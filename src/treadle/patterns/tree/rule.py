@@ -48,16 +48,16 @@ class TreePattern(Pattern):
 
     def bind(self, place: Place, graph: Models) -> NodeRule:
         """Check the fields; the rule that keeps them right."""
-        settings = place.entry.settings
+        settings = place.entry.model.__treadle__
         others = [
             keyword
             for keyword, declared in settings.patterns.items()
             if keyword != "tree" and not all(each.beside for each in declared)
         ]
-        if place.entry.above:
+        if place.entry.kinds.above:
             raise DeclarationError(
                 f"{place.entry.model.__name__} has tree=, and is a kind of "
-                f"{place.entry.root.model.__name__}; a tree has nodes of all kinds of its collection: "
+                f"{place.entry.kinds.root.model.__name__}; a tree has nodes of all kinds of its collection: "
                 "declare it there",
                 code="tree-declaration",
             )
@@ -67,7 +67,7 @@ class TreePattern(Pattern):
                 "of one model: drop one of the two, or keep the tree in a collection of its own",
                 code="tree-declaration",
             )
-        known = place.entry.having(TreeRule)
+        known = place.entry.rules.of_type(TreeRule)
         rule = NodeRule(TreePlace(place.entry, place.owner, (), place.field, "tree"), graph, self.roles())
         rule.pattern = self.pattern
         # A node goes only with or after its children.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pymongo.client_session import ClientSession
 
 from treadle.graph.calls import ArrayRule, rule_named
-from treadle.graph.rule import ModelEntry
+from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan
 from treadle.store import common
 from treadle.store.blocking.snapshot import moment

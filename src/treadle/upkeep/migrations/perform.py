@@ -21,9 +21,9 @@ from treadle.engine.version_upgrade import store_converted
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Progress, resting
 from treadle.graph.quarantine import SET_ASIDE
-from treadle.graph.rule import ModelEntry
 from treadle.graph.stored_pages import matching, readable_page
 from treadle.graph.versions import Upgraded
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, transact, wait

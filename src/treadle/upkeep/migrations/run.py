@@ -13,9 +13,9 @@ from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Pace, Report
 from treadle.graph.quarantine import SET_ASIDE, note_aside
-from treadle.graph.rule import ModelEntry
 from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
@@ -128,7 +128,7 @@ class Run:
     @property
     def followed(self) -> bool:
         """Whether other documents follow from what is written here."""
-        return any(each.rules or each.feeds for each in self.entry.root.related)
+        return any(each.rules or each.effects.on_write for each in self.entry.kinds.root.kinds.related)
 
 
 def make_run(
