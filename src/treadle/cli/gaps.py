@@ -31,8 +31,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "merges": {SCHEDULE: REFUSED},
     "unions": {"Rollup": REFUSED, SCHEDULE: REFUSED},
     "graph_lookups": {"trees": "refused, but for MaterializedPath alone"},
-    "lookup_pipelines": {"Subset, Collect": REFUSED},
-    "array_sorts": {"Subset, Collect": REFUSED},
     "snapshots": {
         "Outlier": "a long iteration may have to begin again",
         "Archive": "find(archived=True) may see a document that moves meanwhile twice, or not",

@@ -61,8 +61,6 @@ class Capabilities:
     merges: bool = _fact("$merge")
     unions: bool = _fact("$unionWith")
     graph_lookups: bool = _fact("$graphLookup")
-    lookup_pipelines: bool = _fact("$lookup with a pipeline")
-    array_sorts: bool = _fact("$sortArray")
     snapshots: bool = _fact("snapshot reads")
     time_series: bool = _fact("time series")
     validators: bool = _fact("$jsonSchema in collMod")
@@ -204,13 +202,10 @@ def _probe_updates(known: Capabilities) -> Plan[Raw]:
 
 
 def _probe_stages(known: Capabilities) -> Plan[Raw]:
-    same = {"localField": "_id", "foreignField": "_id"}
     graph = {"startWith": "$_id", "connectFromField": "_id", "connectToField": "up"}
     stages: dict[str, Raw] = {
-        "lookup_pipelines": {"$lookup": {"from": NOWHERE, **same, "pipeline": [{"$limit": 1}], "as": "a"}},
         "graph_lookups": {"$graphLookup": {"from": NOWHERE, **graph, "as": "b"}},
         "unions": {"$unionWith": {"coll": NOWHERE, "pipeline": []}},
-        "array_sorts": {"$set": {"c": {"$sortArray": {"input": [1], "sortBy": 1}}}},
         "merges": {"$merge": {"into": NOWHERE}},
     }
     return (yield from _probe_each(stages, _explain))
@@ -257,7 +252,7 @@ def _probe_snapshots(known: Capabilities) -> Plan[Raw]:
 _PROBES: Mapping[tuple[str, ...], Callable[[Capabilities], Plan[Raw]]] = {
     ("transaction_seconds",): _read_lifetime,
     ("retryable_writes", "pipeline_updates"): _probe_updates,
-    ("lookup_pipelines", "graph_lookups", "unions", "array_sorts", "merges"): _probe_stages,
+    ("graph_lookups", "unions", "merges"): _probe_stages,
     ("streams", "split_events"): _probe_streams,
     ("validators", "time_series", "pre_images"): _probe_collection_options,
     ("snapshots",): _probe_snapshots,
