@@ -15,7 +15,7 @@ from tests.outside import Page, Slug
 from tests.support import race
 from treadle import Archive, Count, Document, Store, UsageError, migration
 from treadle.graph.aggregate import RECOMPUTE, Accumulator, Aggregate, Operand, State, TargetField, Values
-from treadle.graph.gather import GatherRule, origin_of, target_field
+from treadle.graph.derived import DerivedRule, relation_of, target_field
 from treadle.graph.owned import Owned
 from treadle.graph.rule import Models, Pattern, Place, Rule
 from treadle.plan import Plan, is_inside, update_many
@@ -293,8 +293,8 @@ class StandardDeviation(Pattern):
     every: Any = None
 
     def bind(self, place: Place, graph: Models) -> Rule:
-        origin = origin_of(place, graph, self.source, self.by, None)
-        return GatherRule(place, origin, Deviation(target_field(place), self.field), self)
+        relation = relation_of(place, graph, self.source, self.by, None)
+        return DerivedRule(place, relation, Deviation(target_field(place), self.field), self)
 
 
 def models(maintain: str) -> tuple[type[Document], type[Document]]:

@@ -38,11 +38,11 @@ from treadle.graph.aggregate import (
     SourceCount,
 )
 from treadle.graph.changes import Changes
-from treadle.graph.gather import GatherRule
+from treadle.graph.copied_fields import CopiedFields
+from treadle.graph.derived import DerivedRule, aggregates_in
 from treadle.graph.model_entry import ModelEntry
 from treadle.patterns import links
 from treadle.patterns.archive import moves
-from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.history import rows as history_rows
 from treadle.patterns.history.rule import WrittenHistory
 from treadle.plan import (
@@ -124,8 +124,8 @@ def without_literals(value: Any) -> Any:
 
 
 def copied_text_is_code(patch: Patch) -> None:
-    real = ReferenceRule._plain_update
-    patch.setattr(ReferenceRule, "_plain_update", lambda *given: without_literals(real(*given)))
+    real = CopiedFields._stages
+    patch.setattr(CopiedFields, "_stages", lambda *given: without_literals(real(*given)))
 
 
 def without_literals_in(patch: Patch, aggregate: Any) -> None:
@@ -355,7 +355,7 @@ def story_of_a_retried_insert(database: Any) -> None:
     store = start(database, Review, Product)
     product = store.insert(Product())
     review = store.insert(Review(product_id=product.id, rating=5, text="once"))
-    (aggregate,) = (each.aggregate for each in store.graph.entry(Product).rules.of_type(GatherRule))
+    (aggregate,) = (each.aggregate for each in aggregates_in(store.graph.entry(Product)))
     stored = {"_id": review.id, "rating": 5, "text": "once"}
     update = aggregate.blind([], [aggregate.contribution(stored)])
     database.products.update_one({"_id": product.id}, [{"$set": update.values}])
@@ -416,7 +416,7 @@ def a_recomputation_writes_nothing(patch: Patch) -> None:
 
 
 def a_copy_does_not_write_its_source(patch: Patch) -> None:
-    patch.setattr(ReferenceRule, "guards_source", property(lambda self: False))
+    patch.setattr(DerivedRule, "guards_source", property(lambda self: False))
 
 
 def inserts_write_no_guards(patch: Patch) -> None:

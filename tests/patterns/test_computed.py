@@ -1,4 +1,7 @@
-"""Computed: counts, sums, averages, extremes and formulas that are right after every write."""
+"""Computed: counts, sums, averages, extremes and formulas that are right after every write.
+
+Covers: graph/derived, engine/propagate
+"""
 
 from __future__ import annotations
 

@@ -92,10 +92,10 @@ def test_a_target_has_one_slot_per_element(key, path, document, expected):
 
 def test_array_filters_ask_for_the_reference_at_every_level():
     assert ("product", []) == SCALAR.blind("product", 1)
-    assert ("lines.$[e0].product", [{"e0.product_id": 1}]) == LINES.blind("lines.product", 1)
+    assert ("lines.$[e0].product", [{"e0.product_id": {"$eq": 1}}]) == LINES.blind("lines.product", 1)
     path, filters = PARTS.blind("boxes.parts.card", 1)
     assert "boxes.$[e1].parts.$[e0].card" == path
-    assert [{"e0.ref": 1}, {"e1.parts.ref": 1}] == filters
+    assert [{"e0.ref": {"$eq": 1}}, {"e1.parts.ref": {"$eq": 1}}] == filters
 
 
 DAY = GroupField("day", "created_at", Window("day"))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.changes import Change, NotRead
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule
 from treadle.plan import Plan, Raw
 from treadle.query.keys import KEY, distinct
 
@@ -31,11 +31,11 @@ class Contributions(NamedTuple):
 
 
 def contributions(
-    rules: Iterable[GatherRule], changes: Sequence[Change]
-) -> Plan[dict[GatherRule, list[Contributions]]]:
+    rules: Iterable[DerivedRule], changes: Sequence[Change]
+) -> Plan[dict[DerivedRule, list[Contributions]]]:
     """Return what these changes of sources are to each rule, through its scope."""
-    results: dict[GatherRule, list[Contributions]] = {}
-    by_query: dict[Any, list[GatherRule]] = {}
+    results: dict[DerivedRule, list[Contributions]] = {}
+    by_query: dict[Any, list[DerivedRule]] = {}
     for rule in rules:
         if rule.server_side:
             by_query.setdefault(rule.group_key, []).append(rule)
@@ -49,7 +49,7 @@ def contributions(
     return results
 
 
-def _through(rule: GatherRule, changes: Sequence[Change]) -> Iterable[tuple[Change, Raw | None, Raw | None]]:
+def _through(rule: DerivedRule, changes: Sequence[Change]) -> Iterable[tuple[Change, Raw | None, Raw | None]]:
     for change in changes:
         # A write of a source of aggregates always reads it before.
         assert not isinstance(change.before, NotRead)
@@ -57,19 +57,19 @@ def _through(rule: GatherRule, changes: Sequence[Change]) -> Iterable[tuple[Chan
 
 
 def _evaluate(
-    rules: Sequence[GatherRule], changes: Sequence[Change]
-) -> Plan[dict[GatherRule, list[Contributions]]]:
+    rules: Sequence[DerivedRule], changes: Sequence[Change]
+) -> Plan[dict[DerivedRule, list[Contributions]]]:
     """Let the server evaluate the contributions of rules with the same sources, in one command."""
     seen = list(_through(rules[0], changes))
     documents = [document for _, *pair in seen for document in pair if document is not None]
     values = {f"value{number}": rule.aggregate.expression() for number, rule in enumerate(rules)}
     rule = rules[0]
     chosen = [{"$match": rule.condition}] if rule.condition else []
-    keyed = rule.key.stages(None, rule.per_element)
+    keyed = rule.match.stages(None, rule.unit)
     stages = [*chosen, *keyed, {"$project": {KEY: 1, NUMBER: 1, **values}}]
     numbered = [{**document, NUMBER: number} for number, document in enumerate(documents)]
     rows = yield from rule.source.sources.evaluate(numbered, stages)
-    results: dict[GatherRule, list[Contributions]] = {}
+    results: dict[DerivedRule, list[Contributions]] = {}
     for number, rule in enumerate(rules):
         of_document: list[list[Contribution]] = [[] for _ in documents]
         for row in rows:
@@ -88,16 +88,16 @@ def _evaluate(
 
 
 def keys_of_sources(
-    rules: Iterable[GatherRule], documents: Sequence[Raw]
-) -> Plan[dict[GatherRule, list[Any]]]:
+    rules: Iterable[DerivedRule], documents: Sequence[Raw]
+) -> Plan[dict[DerivedRule, list[Any]]]:
     """Return the targets that these sources refer to, whether or not they count there."""
-    keys: dict[GatherRule, list[Any]] = {}
+    keys: dict[DerivedRule, list[Any]] = {}
     for rule in rules:
         current = yield from upgraded_leniently(rule.source, documents)
-        if rule.key.local:
-            keys[rule] = rule.key.of_sources(current)
+        if rule.match.is_local:
+            keys[rule] = rule.match.of_all(current)
             continue
-        stages = [*rule.key.stages(None, False), {"$project": {KEY: 1}}]
+        stages = [*rule.match.stages(), {"$project": {KEY: 1}}]
         rows = yield from rule.source.sources.evaluate(current, stages)
         keys[rule] = distinct(row[KEY] for row in rows)
     return keys

@@ -19,8 +19,7 @@ from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import ChunkedWrite, Write, confined
 from treadle.model.document import Document
@@ -47,9 +46,9 @@ D = TypeVar("D", bound=Document)
 _CONCERNED = ("before_delete", "after_delete", "record")
 
 
-def restricting(entry: ModelEntry[Any]) -> list[CopyRule]:
+def restricting(entry: ModelEntry[Any]) -> list[DerivedRule]:
     """The references that forbid a deletion, however they are maintained."""
-    return [rule for rule in entry.effects.of_type(CopyRule) if rule.on_delete == "restrict"]
+    return [rule for rule in copies_of(entry, None) if rule.on_delete == "restrict"]
 
 
 class _Delete:
@@ -65,9 +64,9 @@ class _Delete:
     def _is_plain(self) -> bool:
         entry = self.entry
         return not (
-            entry.effects.of_type(GatherRule, "write")
+            aggregates_of(entry)
             or restricting(entry)
-            or any(rule.on_delete != "keep" for rule in entry.effects.of_type(CopyRule, "write"))
+            or any(rule.on_delete != "keep" for rule in copies_of(entry))
             or any(each.rules.implementing(method) for each in entry.kinds.related for method in _CONCERNED)
         )
 
@@ -219,20 +218,20 @@ def follow_deletions(
     yield from check_restrictions(restricting(entry), befores)
     for rule in entry.rules.implementing("after_delete") if removed else ():
         yield from rule.after_delete([each["_id"] for each in befores], changes)
-    yield from follow_references(entry, entry.effects.of_type(CopyRule, "write"), befores, changes)
+    yield from follow_references(entry, copies_of(entry), befores, changes)
 
 
 def follow_references(
-    entry: ModelEntry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], changes: Changes
+    entry: ModelEntry[Any], rules: Sequence[DerivedRule], befores: Sequence[Raw], changes: Changes
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     most = entry.limits.cascade_max
     for rule in rules:
-        keys = rule.names_of(befores)
+        keys = rule.unique_keys(befores)
         if rule.on_delete not in ("clear", "cascade") or not keys:
             continue
-        yield from upgrade_matching_upgraded(rule.target, rule.referring(*keys), changes)
-        referring = yield from find(rule.target.collection, rule.referring(*keys), limit=most + 1)
+        yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes)
+        referring = yield from find(rule.target.collection, rule.targets_of(keys), limit=most + 1)
         if len(referring) > most:
             raise _too_large(entry, rule)
         if not referring:
@@ -243,7 +242,7 @@ def follow_references(
             yield from detach(rule, referring, keys, changes)
 
 
-def _too_large(entry: ModelEntry[Any], rule: CopyRule) -> UsageError:
+def _too_large(entry: ModelEntry[Any], rule: DerivedRule) -> UsageError:
     return UsageError(
         f"more than {entry.limits.cascade_max:,} {rule.target.model.__name__} documents refer to this "
         f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
@@ -257,29 +256,29 @@ def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Pla
     Each chunk is right in itself, and what remains afterwards is small. A
     deletion that is interrupted here goes on when it is called again.
     """
-    shown = {"_id": 1, **dict.fromkeys((rule.to for rule in entry.effects.of_type(CopyRule)), 1)}
+    shown = {"_id": 1, **dict.fromkeys((rule.match.path for rule in copies_of(entry, None)), 1)}
     rows = yield from find(entry.collection, condition, shown, limit=limit)
     yield from check_restrictions(restricting(entry), rows)
     smaller: list[ChunkedWrite] = []
-    for rule in entry.effects.of_type(CopyRule, "write"):
-        referring = {rule.reference_path: {"$in": rule.names_of(rows)}}
+    for rule in copies_of(entry):
+        referring = {rule.on.path: {"$in": rule.unique_keys(rows)}}
         if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
             continue
         if rule.on_delete == "cascade":
             smaller.append(DeleteManyDocuments(rule.target, referring))
         else:
-            emptied = rule.path if rule.holds_reference else rule.reference_path
+            emptied = rule.path if rule.copied.holds_reference else rule.on.path
             smaller.append(UpdateManyDocuments(rule.target, referring, {"$set": {emptied: None}}))
     return smaller
 
 
-def check_restrictions(rules: Sequence[CopyRule], befores: Sequence[Raw]) -> Plan[None]:
+def check_restrictions(rules: Sequence[DerivedRule], befores: Sequence[Raw]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
     for rule in rules:
-        yield from refuse_if_referred(rule, rule.referring(*rule.names_of(befores)))
+        yield from refuse_if_referred(rule, rule.targets_of(rule.unique_keys(befores)))
 
 
-def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
+def refuse_if_referred(rule: DerivedRule, condition: Raw) -> Plan[None]:
     others = yield from rule.target.targets.find(condition, limit=1)
     if others:
         key = others[0].document["_id"]
@@ -290,7 +289,7 @@ def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
         )
 
 
-def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], changes: Changes) -> Plan[None]:
+def detach(rule: DerivedRule, referring: Sequence[Raw], keys: Sequence[Any], changes: Changes) -> Plan[None]:
     """Clear the references to deleted documents, or remove the elements that hold them."""
     target = rule.target
     gone = {freeze(key) for key in keys}
@@ -298,7 +297,10 @@ def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], change
     pairs = []
     for before in referring:
         after = copy.deepcopy(before)
-        rule.detach(after, gone)
+        if rule.on_delete == "cascade":
+            rule.copied.remove(after, gone)
+        else:
+            rule.copied.clear(after, gone)
         sets = {**changed_fields(before, after), **BUMP}
         operations.append(UpdateOne(by_id(before["_id"]), [{"$set": sets}]))
         pairs.append((before, after))

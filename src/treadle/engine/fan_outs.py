@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, propagate
+from treadle.engine.contributions import Contribution
+from treadle.engine.propagate import UNBOUNDED, FanOut, contribution_of, copy_to, differing_copies, propagate
 from treadle.engine.salvage import salvage
 from treadle.graph.changes import Changes
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import readable, set_aside
 from treadle.graph.rule import REVISION
@@ -29,7 +30,7 @@ log = get_logger(__name__)
 
 
 def _fan_out_id(fan_out: FanOut) -> Raw:
-    return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.name}
+    return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.key}
 
 
 def record(later: Sequence[FanOut]) -> Plan[list[Raw]]:
@@ -60,15 +61,15 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
         if not is_about_one_document(error):
             raise
         rule = fan_out.rule
-        yield from set_aside(rule.place.label, rule.source.collection, fan_out.name, error)
+        yield from set_aside(rule.place.label, rule.source.collection, fan_out.key, error)
     yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
 
 
 def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
     # Of the source as it is now: whoever changes it again makes its copies.
-    source = yield from find_source(fan_out.rule, fan_out.name)
-    differing: Raw = {} if source is None else (yield from differing_copies(fan_out.rule, source))
+    contribution = yield from _contribution(fan_out)
+    differing: Raw = {} if contribution is None else differing_copies(fan_out.rule, contribution[1])
     while True:
         within: Raw = {} if last is None else {"$gt": last}
         if differing and _in_ranges(fan_out):
@@ -86,16 +87,17 @@ def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) 
         last = upper
 
 
-def find_source(rule: CopyRule, name: Any, *, written: bool = False) -> Plan[Raw | None]:
-    """The source that targets refer to by a name, archived or not; really written on request."""
+def _contribution(fan_out: FanOut, *, written: bool = False) -> Plan[Contribution | None]:
+    """Return what is copied of a source, archived or not, which is really written on request."""
+    rule = fan_out.rule
     for collection in rule.source.sources.collections:
-        chosen = rule.named(name)
+        chosen = rule.sources_of([fan_out.key])
         if written:
             source = yield from find_one_and_update(collection, chosen, {"$inc": {REVISION: 1}})
         else:
             source = yield from find_one(collection, chosen)
         if source is not None:
-            return source
+            return (yield from contribution_of(rule, source))
     return None
 
 
@@ -115,7 +117,7 @@ def _in_ranges(fan_out: FanOut) -> bool:
 def _copies(fan_out: FanOut, within: Raw, more: Raw, skip: int = 0) -> Plan[list[Raw]]:
     """The first target, after some of them, that holds a copy and meets these conditions."""
     target = fan_out.rule.target
-    condition = {**fan_out.rule.referring(fan_out.name), **more, **({"_id": within} if within else {})}
+    condition = {**fan_out.rule.targets_of([fan_out.key]), **more, **({"_id": within} if within else {})}
     return (yield from find(target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=skip, limit=1))
 
 
@@ -126,12 +128,11 @@ def _copy_chunk(
     rule = fan_out.rule
 
     def copy(within: Raw, upper: Any = None) -> Plan[None]:
-        source = yield from find_source(rule, fan_out.name, written=True)
-        if source is None:
+        contribution = yield from _contribution(fan_out, written=True)
+        if contribution is None:
             return
         ledger = Changes()
-        followed = feeds_beyond(rule.target, rule.level)
-        yield from copy_to(rule, fan_out.name, source, within, followed, ledger)
+        yield from copy_to(rule, *contribution, within, ledger)
         yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(
@@ -147,7 +148,7 @@ def _copy_chunk(
     except Exception as error:
         if not is_about_one_document(error) or _is_of_source(fan_out, error):
             raise
-        condition = {**within, **rule.referring(fan_out.name)}
+        condition = {**within, **rule.targets_of([fan_out.key])}
         label, collection = rule.place.label, rule.target.collection
         rows = yield from readable(label, find(collection, condition, {"_id": 1}))
         yield from salvage(label, collection, [row["_id"] for row in rows], attempt, reason=error)
@@ -155,7 +156,7 @@ def _copy_chunk(
 
 def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
     """Whether the source itself cannot be read, so that no copy can be made."""
-    return isinstance(error, Unreadable) and error.holds(fan_out.rule.source.collection, fan_out.name)
+    return isinstance(error, Unreadable) and error.holds(fan_out.rule.source.collection, fan_out.key)
 
 
 # -- recovery -------------------------------------------------------------------------------
@@ -164,9 +165,7 @@ def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
 def recover(graph: Graph, server: Capabilities) -> Plan[int]:
     """Finish the pending fan-outs; how many there were."""
     done = 0
-    rules = {
-        rule.place.label: rule for entry in graph.entries.values() for rule in entry.rules.of_type(CopyRule)
-    }
+    rules = {rule.place.label: rule for entry in graph.entries.values() for rule in copies_in(entry)}
     for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):
         # A rule that is not known here is another application's, which will see to it.
         rule = rules.get(intent["_id"]["rule"])

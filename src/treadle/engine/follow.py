@@ -9,11 +9,11 @@ from treadle.engine.pages import by_ids
 from treadle.engine.updates import follow_own
 from treadle.engine.write_path import commit_changes
 from treadle.graph.changes import Changes
-from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
 
 
 def perform(

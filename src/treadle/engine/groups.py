@@ -16,7 +16,7 @@ from pymongo import UpdateOne
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.graph.changes import Changes
-from treadle.graph.gather import GatherRule, GroupRule
+from treadle.graph.derived import GroupRule, aggregates_in
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
 from treadle.graph.quarantine import readable
@@ -32,7 +32,7 @@ def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
     """
     group = entry.rules.group
     of_sources = key_stages(group)
-    documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
+    documents = [{"$project": {"_id": group.on.expression(), "documents": {"$literal": 1}}}]
     stages = [
         *of_sources,
         {"$set": {"sources": 1}},
@@ -46,7 +46,7 @@ def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
 
 def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
     """Stages that leave the keys of groups, each once."""
-    return [*group.key.stages(None, False), *only, {"$group": {"_id": f"${KEY}"}}]
+    return [*group.match.stages(), *only, {"$group": {"_id": f"${KEY}"}}]
 
 
 def group_keys(entry: ModelEntry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
@@ -58,7 +58,7 @@ def group_keys(entry: ModelEntry[Any], stages: Sequence[Raw], outdated: Sequence
 
 def described(entry: ModelEntry[Any], key: Sequence[Any]) -> Raw:
     """A group's key, as a finding shows it."""
-    return dict(zip(entry.rules.group.key.targets, key, strict=True))
+    return dict(zip(entry.rules.group.on.fields, key, strict=True))
 
 
 def arrange(
@@ -85,10 +85,10 @@ def arrange(
         yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in surplus]}})
         yield from ledger.add(entry, [(each, None) for each in surplus])
     if missing:
-        every = yield from recompute(entry.rules.of_type(GatherRule), missing, server)
+        every = yield from recompute(aggregates_in(entry), missing, server)
         operations = []
         for key in missing:
-            refuse_unfit(entry.rules.of_type(GatherRule), every[freeze(key)])
+            refuse_unfit(aggregates_in(entry), every[freeze(key)])
             sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}
             operations.append(
                 UpdateOne(entry.filter_for_key(key), update_pipeline(entry, sets, {}), upsert=True)
@@ -118,10 +118,10 @@ def examine_groups(server: Capabilities, entry: ModelEntry[Any], keys: Sequence[
         by_key.setdefault(freeze(entry.key_of(each)), []).append(each["_id"])
     findings = []
     for key in keys:
-        name, path, key_fields = entry.model.__name__, ", ".join(group.key.targets), described(entry, key)
+        name, path, key_fields = entry.model.__name__, ", ".join(group.on.fields), described(entry, key)
         ids = by_key.get(freeze(key), [])
         if not ids and values[freeze(key)][group.path]:
-            identity = key[0] if group.key.identity else tuple(key)
+            identity = key[0] if group.identity else tuple(key)
             findings.append(Finding(group.pattern, name, identity, path, None, key_fields))
         # Those without sources are found when each document is looked at.
         findings.extend(Finding(group.pattern, name, each, path, key_fields, None) for each in ids[1:])
@@ -131,7 +131,7 @@ def examine_groups(server: Capabilities, entry: ModelEntry[Any], keys: Sequence[
 def orphan(entry: ModelEntry[Any], document: Raw) -> Finding:
     """The document of a group that has no sources."""
     group = entry.rules.group
-    path, key_fields = ", ".join(group.key.targets), described(entry, entry.key_of(document))
+    path, key_fields = ", ".join(group.on.fields), described(entry, entry.key_of(document))
     return Finding(group.pattern, entry.model.__name__, document["_id"], path, key_fields, None)
 
 
@@ -140,7 +140,7 @@ def keys_found(entry: ModelEntry[Any], findings: Sequence[Finding]) -> Plan[list
     group = entry.rules.group
     keys: dict[Any, Any] = {}
     others = []
-    about_groups = ", ".join(group.key.targets)
+    about_groups = ", ".join(group.on.fields)
     for finding in findings:
         key_fields = finding.expected if finding.stored is None else finding.stored
         if finding.pattern == "set-aside" and isinstance(finding.document_id, tuple):

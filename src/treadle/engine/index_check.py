@@ -29,8 +29,7 @@ from treadle.engine.indexes import (
     serves_all,
 )
 from treadle.errors import DataError, NotSetUp, UsageError
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import aggregates_of, copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action
@@ -133,8 +132,8 @@ def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
     Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
     """
     groups = [each for each in _followers(entry) if each.rules.group is not None]
-    related = [rule.source for rule in entry.rules.of_type(CopyRule)]
-    related += [rule.target for rule in entry.effects.of_type(GatherRule)]
+    related = [rule.source for rule in copies_in(entry)]
+    related += [rule.target for rule in aggregates_of(entry, None)]
     named = [each for each in related if each.paths.alternate_keys]
     return list(dict.fromkeys(each.kinds.root for each in (entry, *groups, *named)))
 

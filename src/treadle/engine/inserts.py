@@ -17,7 +17,7 @@ from treadle.engine.version_upgrade import lowered
 from treadle.errors import UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
 from treadle.graph.write import Write
@@ -131,11 +131,11 @@ class Insert(Write[list[D]]):
 
     def apply(self, changes: Changes) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
-        gathered: list[tuple[list[Raw], list[GatherRule]]] = []
+        gathered: list[tuple[list[Raw], list[DerivedRule]]] = []
         if derived.written:
             new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
             # Nobody knows the id of a fresh one; its name anybody may.
-            gathered = [(self.batch.known, derived.written), (new, derived.named)]
+            gathered = [(self.batch.known, derived.written), (new, derived.by_alternate_key)]
         for some, rules in gathered:
             if some and rules:
                 yield from self._gather(some, rules)
@@ -182,7 +182,7 @@ class Insert(Write[list[D]]):
     def publish(self) -> list[Any]:
         return publish_ids(self.reserved)
 
-    def _gather(self, known: Sequence[Raw], rules: Sequence[GatherRule]) -> Plan[None]:
+    def _gather(self, known: Sequence[Raw], rules: Sequence[DerivedRule]) -> Plan[None]:
         """Fill targets that are inserted after their sources."""
         keys = [raw["_id"] for raw in known]
         yield from guard_arrivals(self.entry, rules, known)

@@ -23,7 +23,7 @@ from treadle.errors import Conflict, DataError, TreadleError, UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.card import Card
 from treadle.graph.changes import Changes
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import DerivedRule, copies_of
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
@@ -130,7 +130,7 @@ class ChangeKind(Replace[D]):
             if was.get(path) is self.entry.paths.owned[path]
         }
 
-    def _left(self, rules: Sequence[CopyRule]) -> list[CopyRule]:
+    def _left(self, rules: Sequence[DerivedRule]) -> list[DerivedRule]:
         """The references to the old kind only, for which the document is gone."""
         return [rule for rule in rules if not rule.source.targets.admits(self.raw)]
 
@@ -139,8 +139,8 @@ class ChangeKind(Replace[D]):
 
     def _after(self, before: Raw) -> Plan[Raw]:
         after = yield from super()._after(before)
-        identity, old = after["_id"], derivation(self.was).gathers
-        new = [rule for rule in derivation(self.entry).gathers if rule not in old]
+        identity, old = after["_id"], derivation(self.was).aggregates
+        new = [rule for rule in derivation(self.entry).aggregates if rule not in old]
         if new:
             yield from guard_arrivals(self.entry, new, [after])
             values = yield from recompute(new, [identity], (yield from server_facts()), documents=[after])
@@ -166,7 +166,5 @@ class ChangeKind(Replace[D]):
         for rule in self.was.rules.implementing("after_delete"):
             if rule not in self.entry.rules:
                 yield from rule.after_delete(keys, changes)
-        yield from follow_references(
-            self.was, self._left(self.was.effects.of_type(CopyRule, "write")), [after], changes
-        )
+        yield from follow_references(self.was, self._left(copies_of(self.was)), [after], changes)
         return after

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import (
+    DerivedRule,
+    FormulaRule,
+    LocalRule,
+    aggregates_in,
+    aggregates_of,
+    copies_in,
+    copies_of,
+)
 from treadle.graph.kinds import build_formula_stages
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.owned import Touch
@@ -22,18 +29,18 @@ class Derivation:
     """What one model derives, and what is derived from it, as its writes need to know it."""
 
     def __init__(self, entry: ModelEntry[Any]) -> None:
-        self.gathers = entry.rules.of_type(GatherRule)
-        self.copies = entry.rules.of_type(CopyRule)
+        self.aggregates = aggregates_in(entry)
+        self.copies = copies_in(entry)
         self.locals = entry.rules.of_type(LocalRule)
         self.formulas = entry.rules.of_type(FormulaRule)
         self.formula_stages = build_formula_stages(entry)
         # Whether a document must be filled in before it is stored.
         self.fills = bool(self.copies or self.locals)
         # What each write maintains.
-        self.written = entry.rules.of_type(GatherRule, "write")
+        self.written = aggregates_in(entry, "write")
         # What a new document holds as long as nothing feeds it.
         self.blanks: dict[str, Any] = {}
-        for rule in self.gathers:
+        for rule in self.aggregates:
             self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
         self.blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
         # By the way of maintenance; made where they are first asked for.
@@ -59,12 +66,14 @@ class Derivation:
             )
         )
         # What is made of its documents with each write, and the last level that is.
-        self.fed = entry.effects.of_type(GatherRule, "write")
-        self.copied = entry.effects.of_type(CopyRule, "write")
+        self.fed = aggregates_of(entry)
+        self.copied = copies_of(entry)
         self.feeds = entry.effects.on_write
-        # What is gathered by a name, which others may know of a document that is new.
-        self.named = [rule for rule in self.written if rule.to is not None]
-        self.names = bool(self.named) or any(rule.to != "_id" for rule in self.copied)
+        # Those whose sources refer to it by an alternate key, which may be known of a document that is new.
+        self.by_alternate_key = [rule for rule in self.written if rule.alternate_key]
+        self.has_alternate_key = bool(self.by_alternate_key) or any(
+            rule.alternate_key for rule in self.copied
+        )
         self.records = entry.rules.implementing("record")
         # Whether its documents hold copies of each other.
         self.among_themselves = any(rule.target.collection == entry.collection for rule in self.copied)
@@ -74,7 +83,7 @@ class Derivation:
             or self.records
             or self.formulas
             or self.locals
-            or self.names
+            or self.has_alternate_key
             or any(rule.guards_source for rule in self.copies)
         )
         self.last_level = max((rule.level for rule in self.feeds), default=0)
@@ -124,7 +133,7 @@ def formula_stages(target: ModelEntry[Any]) -> list[Raw]:
     return derivation(target).formula_stages
 
 
-def stamps_of(rules: Sequence[GatherRule]) -> Raw:
+def stamps_of(rules: Sequence[DerivedRule]) -> Raw:
     """The dates of computation that an update of these rules' values sets."""
     stamps: Raw = {}
     for rule in rules:

@@ -8,15 +8,21 @@ update of it, which ends with the target's formulas.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.engine.alternate_keys import READ_KEYS_MAX, ids_named, names_of, refuse_renaming, renamed
-from treadle.engine.contributions import Contributions, contributions
+from treadle.engine.alternate_keys import (
+    READ_KEYS_MAX,
+    alternate_keys_of,
+    ids_by_key,
+    refuse_key_change,
+    with_changed_keys,
+)
+from treadle.engine.contributions import Contribution, Contributions, contributions
 from treadle.engine.deletes import follow_references
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
@@ -29,17 +35,16 @@ from treadle.engine.version_upgrade import (
 )
 from treadle.graph.aggregate import RECOMPUTE, Aggregate, NumberSum, Values
 from treadle.graph.changes import Change, Changes, NotRead
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule, aggregates_in, copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import Rule
-from treadle.graph.scope import Image
+from treadle.graph.scope import NO_FILTER, Image
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
-from treadle.query.comparison import identical, same
+from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze, may_be_id, same_key
 from treadle.query.paths import outermost
 
@@ -52,10 +57,10 @@ UNBOUNDED = 2**31
 
 @dataclass(slots=True, eq=False, repr=False)
 class FanOut:
-    """Copies that are still to be made of one source document, by what targets name it by."""
+    """Copies that are still to be made of one source document, by the key that targets refer to."""
 
-    rule: CopyRule
-    name: Any
+    rule: DerivedRule
+    key: Any
 
 
 @dataclass(slots=True)
@@ -64,14 +69,14 @@ class _Effect:
 
     key: Any
     # What is removed, and what is added.
-    moves: dict[GatherRule, tuple[list[Any], list[Any]]] = field(default_factory=dict)
+    moves: dict[DerivedRule, tuple[list[Any], list[Any]]] = field(default_factory=dict)
     # The rules by which it is to be recomputed, whatever the difference.
-    anew: set[GatherRule] = field(default_factory=set)
+    anew: set[DerivedRule] = field(default_factory=set)
     # What its update sets, and what follows from that.
     first: dict[str, Any] = field(default_factory=dict)
     second: dict[str, Any] = field(default_factory=dict)
 
-    def of(self, rule: GatherRule) -> tuple[list[Any], list[Any]]:
+    def of(self, rule: DerivedRule) -> tuple[list[Any], list[Any]]:
         """What is noted for one rule so far."""
         move = self.moves.get(rule)
         if move is None:
@@ -97,19 +102,19 @@ def propagate(
         yield from record(ledger, graph.spreading)
     for stage in graph.stages:
         effects: dict[ModelEntry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers in stage.gathers:
+        for entry, gathers in stage.aggregates:
             changes = ledger.of(entry)
             if changes:
                 for gather, moves in (yield from contributions(gathers, changes)).items():
                     of_target = effects.setdefault(gather.target, {})
-                    if gather.to is None:
+                    if not gather.alternate_key:
                         _collect(gather, moves, of_target)
                         continue
                     by_name: dict[Any, _Effect] = {}
                     _collect(gather, moves, by_name)
                     yield from _by_id(gather, by_name, of_target)
-        for named in stage.named:
-            yield from _rename(named, ledger, effects.setdefault(named.target, {}))
+        for rule in stage.by_alternate_key:
+            yield from _rename(rule, ledger, effects.setdefault(rule.target, {}))
         for target, of_target in effects.items():
             yield from _update_targets(target, of_target, stage.level, server, ledger)
         for rule in stage.copies:
@@ -131,7 +136,7 @@ def record(ledger: Changes, rules: Sequence[Rule]) -> Plan[None]:
             ledger.take_unrecorded(rule, rule.target)
 
 
-def _collect(rule: GatherRule, moves: Sequence[Contributions], effects: dict[Any, _Effect]) -> None:
+def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: dict[Any, _Effect]) -> None:
     """Note per target what the changes take from it and give to it."""
     for change, old, new in moves:
         outdated = isinstance(change.before, Image) and change.before.outdated
@@ -140,7 +145,7 @@ def _collect(rule: GatherRule, moves: Sequence[Contributions], effects: dict[Any
             # its rules maintain what such documents hold.
             for key, _ in [*old, *new]:
                 _effect_on(key, effects).anew.add(rule)
-        elif _unchanged(old, new):
+        elif is_unchanged(rule, old, new):
             continue
         for key, value in old:
             _effect_on(key, effects).of(rule)[0].append(value)
@@ -148,9 +153,9 @@ def _collect(rule: GatherRule, moves: Sequence[Contributions], effects: dict[Any
             _effect_on(key, effects).of(rule)[1].append(value)
 
 
-def _by_id(rule: GatherRule, by_name: dict[Any, _Effect], effects: dict[Any, _Effect]) -> Plan[None]:
+def _by_id(rule: DerivedRule, by_name: dict[Any, _Effect], effects: dict[Any, _Effect]) -> Plan[None]:
     """Note under the ids of targets what was noted under their names."""
-    ids = yield from ids_named(rule, [each.key for each in by_name.values()])
+    ids = yield from ids_by_key(rule, [each.key for each in by_name.values()])
     missing = []
     for name, named in by_name.items():
         if name not in ids:
@@ -165,18 +170,18 @@ def _by_id(rule: GatherRule, by_name: dict[Any, _Effect], effects: dict[Any, _Ef
     yield from guard(rule.target.collection, filter(may_be_id, missing))
 
 
-def _rename(rule: GatherRule, ledger: Changes, effects: dict[Any, _Effect]) -> Plan[None]:
+def _rename(rule: DerivedRule, ledger: Changes, effects: dict[Any, _Effect]) -> Plan[None]:
     """Let targets that were given another name be computed from the sources which hold that."""
-    documents = renamed(rule, ledger.of(rule.target))
+    documents = with_changed_keys(rule, ledger.of(rule.target))
     for document in documents:
         _effect_on(document["_id"], effects).anew.add(rule)
-    yield from guard(rule.target.collection, names_of([rule], documents))
+    yield from guard(rule.target.collection, alternate_keys_of([rule], documents))
 
 
-def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -> bool:
-    # Not by Python's `==`: True equals 1 there, and documents have no order.
+def is_unchanged(rule: DerivedRule, old: Sequence[Contribution], new: Sequence[Contribution]) -> bool:
+    """Return whether no target's value can change where a source contributed `old`, and contributes `new`."""
     return len(old) == len(new) and all(
-        same_key(one, other) and identical(before, after)
+        same_key(one, other) and rule.aggregate.is_unchanged(before, after)
         for (one, before), (other, after) in zip(old, new, strict=True)
     )
 
@@ -202,8 +207,8 @@ def _update_current(
     ledger: Changes,
     outdated: set[Any],
 ) -> Plan[None]:
-    anew: dict[GatherRule, list[Any]] = {}
-    unsure: dict[GatherRule, list[_Effect]] = {}
+    anew: dict[DerivedRule, list[Any]] = {}
+    unsure: dict[DerivedRule, list[_Effect]] = {}
     # A target that this transaction inserted, or made visible, may have counted the same sources then.
     new: set[Any] = set()
     if target.rules.group is None:
@@ -240,8 +245,8 @@ def _update_current(
 
 def _change_blindly(
     effect: _Effect,
-    anew: dict[GatherRule, list[Any]],
-    unsure: dict[GatherRule, list[_Effect]],
+    anew: dict[DerivedRule, list[Any]],
+    unsure: dict[DerivedRule, list[_Effect]],
     *,
     is_new: bool,
 ) -> bool:
@@ -249,7 +254,7 @@ def _change_blindly(
 
     Returns whether there is an update.
     """
-    moved: list[GatherRule] = []
+    moved: list[DerivedRule] = []
     for rule in effect.anew:
         effect.of(rule)
     for rule, (removed, added) in effect.moves.items():
@@ -270,7 +275,7 @@ def _change_blindly(
 
 
 def _change_stored(
-    target: ModelEntry[Any], unsure: dict[GatherRule, list[_Effect]], anew: dict[GatherRule, list[Any]]
+    target: ModelEntry[Any], unsure: dict[DerivedRule, list[_Effect]], anew: dict[DerivedRule, list[Any]]
 ) -> Plan[None]:
     """Apply differences to what targets hold, or mark these targets in `anew` for a recomputation.
 
@@ -302,7 +307,7 @@ def _values_after(
     return values if aggregate.refuse(values) is None else None
 
 
-def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[str, Any]) -> Plan[None]:
+def _leave_out_unfit(rules: Sequence[DerivedRule], effect: _Effect, values: dict[str, Any]) -> Plan[None]:
     """Refuse values that their fields could not hold, if this write makes them so.
 
     Where others did, who writes beside it is not stopped: the value stays as it was, and is set aside.
@@ -347,7 +352,7 @@ def _update_groups(
             pipeline = [blank, *pipeline]
         operations.append((key, pipeline))
     _, new = yield from update_each(target, operations, makes)
-    if new and target.rules.of_type(CopyRule):
+    if new and copies_in(target):
         yield from fill_new(target, new)
     if shrinking:
         yield from delete_many(
@@ -390,16 +395,16 @@ def update_each(
         return result.matched_count, list((result.upserted_ids or {}).values())
     except OperationFailure as error:
         # Say which sum would not fit, where the server only says that a number does not.
-        aggregates = [rule.aggregate for rule in target.rules.of_type(GatherRule)]
+        aggregates = [rule.aggregate for rule in aggregates_in(target)]
         sums = [each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded]
         if CONVERSION_FAILURE not in codes_of(error) or not sums or derivation(target).formulas:
             raise
         raise sums[0].too_large() from error
 
 
-def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
+def _together(anew: dict[DerivedRule, list[Any]]) -> list[tuple[list[DerivedRule], list[Any]]]:
     """Rules that are to be recomputed for the same targets, side by side."""
-    groups: dict[tuple[Any, ...], tuple[list[GatherRule], list[Any]]] = {}
+    groups: dict[tuple[Any, ...], tuple[list[DerivedRule], list[Any]]] = {}
     for rule, keys in anew.items():
         groups.setdefault(tuple(freeze(key) for key in keys), ([], keys))[0].append(rule)
     return list(groups.values())
@@ -415,7 +420,7 @@ def read(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     projection = None
     # A migration may read any field.
     if entry.effects.followed is not None and not entry.kinds.root.versions.is_versioned:
-        own = entry.rules.group.key.targets if entry.rules.group is not None else []
+        own = entry.rules.group.on.fields if entry.rules.group is not None else []
         projection = dict.fromkeys(outermost([*entry.effects.followed, *own, "_id"]), 1)
     rows: list[Raw] = []
     most = READ_KEYS_MAX
@@ -435,94 +440,99 @@ def note_after(
     yield from ledger.add(entry, [pair for pair in pairs if pair[1] is not None or keys is not None])
 
 
-def _forsake(rule: CopyRule, change: Change, ledger: Changes) -> Plan[None]:
+def _forsake(rule: DerivedRule, change: Change, ledger: Changes) -> Plan[None]:
     """Do as `on_delete` says to what refers to a source by a name that it no longer has."""
     before, after = change
-    if rule.to == "_id" or not isinstance(before, Image) or after is None or rule.on_delete == "keep":
+    if not rule.alternate_key or not isinstance(before, Image) or after is None or rule.on_delete == "keep":
         return
-    old = rule.name_of(before.document)
+    old = rule.unique_key(before.document)
     if (
         old is None
-        or same(old, rule.name_of(after.document))
+        or same(old, rule.unique_key(after.document))
         or not rule.source.targets.admits(before.document)
     ):
         return
-    if (yield from find(rule.source.collection, rule.named(old), {"_id": 1}, limit=1)):
+    if (yield from find(rule.source.collection, rule.sources_of([old]), {"_id": 1}, limit=1)):
         # Another document has taken the name.
         return
-    yield from refuse_renaming([rule], [old])
+    yield from refuse_key_change([rule], [old])
     yield from follow_references(rule.source, [rule], [before.document], ledger)
 
 
-def _copy(rule: CopyRule, change: Change, ledger: Changes, copies_max: int | None) -> Plan[list[FanOut]]:
+def _copy(rule: DerivedRule, change: Change, ledger: Changes, copies_max: int | None) -> Plan[list[FanOut]]:
     """Copy one changed source to the targets that refer to it."""
     unread = isinstance(change.before, NotRead)
     before, after = rule.source.sources.through(
         None if isinstance(change.before, NotRead) else change.before, change.after
     )
-    if (
-        after is None
-        # No document can refer to an id that was generated in this call; to a name any may.
-        or (rule.to == "_id" and ledger.is_new_id(rule.source, change.id))
-        or not rule.synced
-        or not rule.changed(before, after)
-    ):
+    if after is None or not rule.copied.synced:
         return []
-    name = rule.name_of(after)
-    if name is None:
+    # No document can refer to an id that was generated in this call; to an alternate key any may.
+    if not rule.alternate_key and ledger.is_new_id(rule.source, change.id):
         return []
-    is_new = before is None and not unread
-    if is_new or (before is not None and rule.to != "_id" and not same(rule.name_of(before), name)):
-        yield from guard(rule.source.collection, [name])
+    old, new = rule.contributions(before), rule.contributions(after)
+    if not new or (old and is_unchanged(rule, old, new)):
+        return []
+    ((key, card),) = new
+    if (not old and not unread) or (old and not same_key(old[0][0], key)):
+        yield from guard(rule.source.collection, [key])
     writes = None if formula_stages(rule.target) else [rule.path]
-    yield from upgrade_matching_upgraded(rule.target, rule.referring(name), ledger, writes)
+    yield from upgrade_matching_upgraded(rule.target, rule.targets_of([key]), ledger, writes)
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:
         limits = rule.target.limits
         most = min(CHAINED_FAN_OUT_MAX, limits.fan_out_max) if followed else limits.fan_out_max
     if most != UNBOUNDED:
-        referring = rule.referring(name)
+        referring = rule.targets_of([key])
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
         if beyond:
-            return [FanOut(rule, name)]
-    yield from copy_to(rule, name, after, {}, followed, ledger)
+            return [FanOut(rule, key)]
+    yield from copy_to(rule, key, card, NO_FILTER, ledger)
     return []
 
 
-def copy_to(
-    rule: CopyRule, name: Any, source: Raw, within: Raw, followed: bool, ledger: Changes
+def copy_source(
+    rule: DerivedRule, source: Raw, ledger: Changes, within: Mapping[str, Any] = NO_FILTER
 ) -> Plan[None]:
-    """Bring the copies of a source up to date, within some targets."""
-    if not followed:
-        yield from update_copies(rule, name, source, within)
+    """Set the copies of a source that was just read, within some targets."""
+    if (contribution := (yield from contribution_of(rule, source))) is not None:
+        yield from copy_to(rule, *contribution, within, ledger)
+
+
+def contribution_of(rule: DerivedRule, source: Raw) -> Plan[Contribution | None]:
+    """Return the key of a source that was just read, and what is copied of it; None if it has no key."""
+    (current,) = yield from upgraded_leniently(rule.source, [source])
+    return next(iter(rule.contributions(current)), None)
+
+
+def copy_to(rule: DerivedRule, key: Any, card: Any, within: Mapping[str, Any], ledger: Changes) -> Plan[None]:
+    """Set the copies of a source within some targets."""
+    if not feeds_beyond(rule.target, rule.level):
+        yield from update_copies(rule, key, card, within)
         return
     target = rule.target
-    referring = {**within, **rule.referring(name), **(yield from differing_copies(rule, source))}
+    referring = {**within, **rule.targets_of([key]), **differing_copies(rule, card)}
     rows = yield from find(target.collection, referring, target.key_projection())
     ids = [each["_id"] for each in rows]
     if ids:
         before = yield from read(target, [target.key_of(each) for each in rows])
-        yield from update_copies(rule, name, source, {"_id": {"$in": ids}})
+        yield from update_copies(rule, key, card, {"_id": {"$in": ids}})
         yield from note_after(target, before, ledger)
 
 
-def differing_copies(rule: CopyRule, source: Raw) -> Plan[Raw]:
-    """The condition for targets whose copies differ from their source; empty where it is for all of them."""
-    if formula_stages(rule.target):
-        # These are computed with the copy, and may differ though it does not.
-        return {}
-    (current,) = yield from upgraded_leniently(rule.source, [source])
-    return rule.differing(current)
+def differing_copies(rule: DerivedRule, card: Any) -> Raw:
+    """Return the condition for targets whose copies differ from their source; empty for all of them."""
+    # Formulas are computed with the copy, and may differ though it does not.
+    return {} if formula_stages(rule.target) else rule.copied.differing(card)
 
 
-def update_copies(rule: CopyRule, name: Any, source: Raw, within: Raw) -> Plan[None]:
-    """The update of all copies of a source within some targets, formulas included."""
+def update_copies(rule: DerivedRule, key: Any, card: Any, within: Mapping[str, Any]) -> Plan[None]:
+    """Set all copies of a source within some targets, and evaluate the formulas there."""
     target = rule.target
-    (source,) = yield from upgraded_leniently(rule.source, [source])
-    condition = {**within, **rule.referring(name), **(yield from differing_copies(rule, source))}
+    condition = {**within, **rule.targets_of([key]), **differing_copies(rule, card)}
     formulas = formula_stages(target)
-    update, filters = rule.sync_update(name, source, formulas)
+    update, filters = rule.copied.update(key, card, formulas)
     options = {} if filters is None else {"array_filters": filters}
     yield from update_many(target.collection, condition, update, **options)
     if formulas and filters is not None:

@@ -18,8 +18,7 @@ from treadle.engine.references import fill_copies
 from treadle.engine.salvage import divide
 from treadle.errors import DataError
 from treadle.graph.aggregate import ENTRY, State
-from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule, source_paths
+from treadle.graph.derived import DerivedRule, FormulaRule, LocalRule, source_paths
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
 from treadle.graph.rule_set import Maintain
@@ -41,7 +40,7 @@ log = get_logger(__name__)
 
 
 def recompute(
-    rules: Iterable[GatherRule],
+    rules: Iterable[DerivedRule],
     keys: Sequence[Any],
     server: Capabilities,
     frozen: Sequence[Any] | None = None,
@@ -53,10 +52,10 @@ def recompute(
     where the caller knows.
     """
     values: Values = {key: {} for key in (freeze_all(keys) if frozen is None else frozen)}
-    by_name: dict[str, list[GatherRule]] = {}
-    by_key: list[GatherRule] = []
+    by_name: dict[str, list[DerivedRule]] = {}
+    by_key: list[DerivedRule] = []
     for rule in rules:
-        (by_key if rule.to is None else by_name.setdefault(rule.to, [])).append(rule)
+        (by_key if not rule.alternate_key else by_name.setdefault(rule.alternate_key, [])).append(rule)
     yield from _recompute(by_key, keys, server, values)
     for named in by_name.values() if keys else ():
         if documents is None:
@@ -69,10 +68,10 @@ def recompute(
 
 
 def _recompute_named(
-    rules: Sequence[GatherRule], documents: Sequence[Raw], server: Capabilities, values: Values
+    rules: Sequence[DerivedRule], documents: Sequence[Raw], server: Capabilities, values: Values
 ) -> Plan[None]:
     """Compute the values of targets that their sources refer to by another field than the id."""
-    names = {freeze(each["_id"]): rules[0].name_of(each) for each in documents}
+    names = {freeze(each["_id"]): rules[0].unique_key(each) for each in documents}
     wanted = distinct(name for name in names.values() if name is not None)
     by_name: Values = {freeze(name): {} for name in wanted}
     yield from _recompute(rules, wanted, server, by_name)
@@ -83,12 +82,12 @@ def _recompute_named(
 
 
 def _recompute(
-    rules: Sequence[GatherRule], keys: Sequence[Any], server: Capabilities, values: Values
+    rules: Sequence[DerivedRule], keys: Sequence[Any], server: Capabilities, values: Values
 ) -> Plan[None]:
     """Compute the values of targets, given what their sources refer to them by."""
     if not keys:
         return
-    folds: dict[Any, list[GatherRule]] = {}
+    folds: dict[Any, list[DerivedRule]] = {}
     for rule in rules:
         if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
             folds.setdefault(rule.group_key, []).append(rule)
@@ -104,25 +103,25 @@ def _recompute(
             parts.update(fold.finish(states.get(key)))
 
 
-def _sources(rules: Sequence[GatherRule], keys: Sequence[Any], stages: Sequence[Raw]) -> Plan[list[Raw]]:
+def _sources(rules: Sequence[DerivedRule], keys: Sequence[Any], stages: Sequence[Raw]) -> Plan[list[Raw]]:
     """Aggregate over all sources of some targets, for rules that agree in their sources."""
     rule = rules[0]
-    own = beside(rule.key.match(keys), rule.condition)
+    own = beside(rule.match.condition(keys), rule.condition)
     return rule.source.sources.group(own, stages, reads=source_paths(rules), keep=_contributing(rule, keys))
 
 
-def _contributing(rule: GatherRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
+def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
     """Return which sources may contribute to some targets, where Python can tell."""
-    if not rule.key.local:
+    if not rule.match.is_local:
         return None
     wanted = {freeze(key) for key in keys}
-    return lambda source: not wanted.isdisjoint(rule.key.key.of(source))
+    return lambda source: not wanted.isdisjoint(rule.match.of(source))
 
 
 class Fold:
     """Rules with the same contributions, whose states one `$group` computes."""
 
-    def __init__(self, rules: Sequence[GatherRule]) -> None:
+    def __init__(self, rules: Sequence[DerivedRule]) -> None:
         self._rules = rules
         self._columns = [
             (rule.aggregate, {name: f"{name}{number}" for name in rule.aggregate.accumulators()})
@@ -137,7 +136,7 @@ class Fold:
     def stages(self, keys: Sequence[Any]) -> list[Raw]:
         """Return the stages that give one row per target, of sources that may contribute."""
         rule = self._rules[0]
-        *stages, last = rule.key.stages(keys, rule.per_element)
+        *stages, last = rule.match.stages(keys, rule.unit)
         if list(last.get("$set", ())) == [KEY]:
             # A key that is grouped by at once takes a fifth less than one that is first set.
             return [*stages, {"$group": {"_id": last["$set"][KEY], **self._accumulators}}]
@@ -166,15 +165,15 @@ class Fold:
 
 
 def _rank(
-    rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any], server: Capabilities
+    rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any], server: Capabilities
 ) -> Plan[dict[Any, State]]:
     """Find the first sources of each target by an index, in memory bounded per target."""
     if len(keys) > 1 and _may_look_up(rule, server):
         return (yield from _look_up(rule, first, keys))
     states: dict[Any, State] = {}
     for key in keys:
-        chosen = rule.key.stages([key], True) if rule.per_element else []
-        mine = [{"$match": {KEY: {"$eq": key}}}] if rule.per_element else []
+        chosen = rule.match.stages([key], rule.unit) if rule.unit else []
+        mine = [{"$match": {KEY: {"$eq": key}}}] if rule.unit else []
         rows = yield from _sources([rule], [key], [*chosen, *mine, *first])
         state = rule.aggregate.of_first([row.get(ENTRY) for row in rows])
         scope = rule.source.sources
@@ -183,23 +182,23 @@ def _rank(
     return states
 
 
-def _may_look_up(rule: GatherRule, server: Capabilities) -> bool:
+def _may_look_up(rule: DerivedRule, server: Capabilities) -> bool:
     """Return whether a `$lookup` finds the sources of a target; in a transaction it may not meet shards."""
     spread = server.sharded or any(each.model.__treadle__.shard_key for each in (rule.source, rule.target))
-    return not (spread or rule.per_element)
+    return not (spread or rule.unit)
 
 
-def _look_up(rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
+def _look_up(rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
     """Find the first sources of many targets in one command for each part of the sources."""
     ranked = rule.aggregate
     # Of outdated sources, which are few at a time, all contributions.
     grouped: Raw = {"$group": {"_id": f"${KEY}", ENTRY: {"$push": ranked.expression()}}}
     rows = yield from rule.source.sources.lookup(
         keys,
-        rule.by.stored,
+        rule.match.path,
         rule.condition,
         first,
-        [*rule.key.stages(keys, False), grouped],
+        [*rule.match.stages(keys), grouped],
         reads=rule.source_paths,
         keep=_contributing(rule, keys),
     )
@@ -216,7 +215,7 @@ def _look_up(rule: GatherRule, first: Sequence[Raw], keys: Sequence[Any]) -> Pla
     return states
 
 
-def refuse_unfit(rules: Sequence[GatherRule], values: Raw) -> None:
+def refuse_unfit(rules: Sequence[DerivedRule], values: Raw) -> None:
     """Refuse values that their fields could not hold."""
     for rule in rules:
         if (error := rule.aggregate.refuse(values)) is not None:
@@ -234,25 +233,27 @@ class Recomputation:
         def own(kind: type[R]) -> list[R]:
             return [rule for rule in entry.rules.of_type(kind, maintain) if rule not in without]
 
-        self.gathers, self.copies = own(GatherRule), own(CopyRule)
+        derived = own(DerivedRule)
+        self.aggregates = [rule for rule in derived if not rule.is_copy]
+        self.copies = [rule for rule in derived if rule.is_copy]
         self.formulas, self.locals = own(FormulaRule), own(LocalRule)
-        self._gathered = [path for rule in self.gathers for path in rule.empty()]
+        self._gathered = [path for rule in self.aggregates for path in rule.empty()]
         computed = [rule.path for rule in self.locals]
         formulas = [rule.path for rule in self.formulas]
-        tops = {rule.top for rule in self.copies}
-        self._snapshots = {rule.top for rule in self.copies if rule.snapshots}
+        tops = {rule.copied.top for rule in self.copies}
+        self._snapshots = {rule.copied.top for rule in self.copies if rule.copied.snapshots}
         # What a rewrite sets; copies with the field that holds them.
         self.paths = outermost({*self._gathered, *tops, *computed})
         self._getters = {path: getter(path) for path in self.paths}
         # The fields in which `expected` sets values at some depth.
         self._inner = tops | {top(path) for path in [*self._gathered, *formulas, *computed] if "." in path}
         self._compared = [getter(path) for path in [*self.paths, *formulas]]
-        self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.gathers]
-        self._dated = [rule for rule in self.gathers if rule.stamps()]
+        self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.aggregates]
+        self._dated = [rule for rule in self.aggregates if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
         if not (self.copies or self.locals or entry.effects.on_write or entry.versions.may_change):
-            named = [rule.to for rule in self.gathers if rule.to is not None]
+            named = [rule.alternate_key for rule in self.aggregates if rule.alternate_key]
             shown = outermost([*self._gathered, *formulas, *entry.key_projection(), *named])
             self.projection = dict.fromkeys(shown, 1)
 
@@ -276,7 +277,7 @@ class Recomputation:
 
     @property
     def rules(self) -> list[Rule]:
-        return [*self.gathers, *self.copies, *self.formulas, *self.locals]
+        return [*self.aggregates, *self.copies, *self.formulas, *self.locals]
 
     def expected(
         self,
@@ -304,7 +305,7 @@ class Recomputation:
         keys = self.keys(documents)
         expected = [self._copied(each) for each in documents]
         frozen = freeze_all(keys) if frozen is None else frozen
-        gathering = partial(recompute, self.gathers) if gather is None else gather
+        gathering = partial(recompute, self.aggregates) if gather is None else gather
         values = yield from gathering(keys, server, frozen, documents)
         for key, correct in zip(frozen, expected, strict=True):
             for path, value in values[key].items():
@@ -373,13 +374,13 @@ class Recomputation:
             return False
         return all(refuse({path: get(correct)}) is None for refuse, path, get in self._refusing)
 
-    def leave_refused(self, document: Raw, correct: Raw) -> list[tuple[GatherRule, DataError]]:
+    def leave_refused(self, document: Raw, correct: Raw) -> list[tuple[DerivedRule, DataError]]:
         """Put back into `correct` what is stored for rules whose fields cannot hold their values.
 
         Returns these rules with the reasons. The values of all other rules are stored.
         """
         refused = []
-        for rule, (refuse, path, get) in zip(self.gathers, self._refusing, strict=True):
+        for rule, (refuse, path, get) in zip(self.aggregates, self._refusing, strict=True):
             if (error := refuse({path: get(correct)})) is not None:
                 refused.append((rule, error))
                 for each in rule.empty():

@@ -10,7 +10,6 @@ of counters; two keys that share one only wait for each other.
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,14 +20,14 @@ from pymongo import UpdateOne
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
 from treadle.errors import DataError, InvalidValue
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import REVISION, Rule
 from treadle.graph.scope import Failed, Image, Scope
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, bulk_write, by_id, find_one_and_update, update_many
 from treadle.query.comparison import same
-from treadle.query.keys import freeze, may_be_id
+from treadle.query.keys import Key, distinct, freeze
 from treadle.query.paths import put, value_at
 
 GUARDS = "treadle.guards"
@@ -38,7 +37,7 @@ GUARD_SLOTS = 256
 def fill_copies(
     entry: ModelEntry[Any],
     pairs: Sequence[tuple[Raw | None, Raw]],
-    rules: Sequence[CopyRule] | None = None,
+    rules: Sequence[DerivedRule] | None = None,
     *,
     look_only: bool = False,
     lenient: bool = False,
@@ -47,26 +46,21 @@ def fill_copies(
     """Set every copy of the new documents from its source, as of now.
 
     Really writes each source that a synced copy is made of, so that a
-    concurrent change of it meets this transaction; not so with `look_only`.
-    A missing source is an error unless the copy may be None, or `lenient`.
-    With `guard_all` sources are written whoever maintains their copies.
-    `rules` restricts it to some of the copies.
+    concurrent change of it conflicts with this transaction; not so with
+    `look_only`. A missing source is an error unless the copy may be None, or
+    `lenient`. With `guard_all` sources are written however their copies are
+    maintained. `rules` restricts it to some of the copies.
     """
-    by_source: dict[tuple[ModelEntry[Any], str], list[CopyRule]] = {}
+    by_source: dict[tuple[ModelEntry[Any], Key], list[DerivedRule]] = {}
     for rule in derivation(entry).copies if rules is None else rules:
-        by_source.setdefault((rule.source, rule.to), []).append(rule)
-    for (source, to), of_source in by_source.items():
-        identities: dict[Any, Any] = {}
-        for rule in of_source:
-            for _, raw in pairs:
-                for _, reference in rule.references(raw):
-                    if may_be_id(reference):
-                        identities[freeze(reference)] = reference
+        by_source.setdefault((rule.source, rule.match), []).append(rule)
+    lenient = lenient or look_only or guard_all
+    for (source, match), of_source in by_source.items():
+        keys = distinct(key for rule in of_source for _, raw in pairs for key in rule.keys(raw))
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
-        forgiving = lenient or look_only or guard_all
         failed: Failed = []
-        sources = yield from read_sources(source, list(identities.values()), guarded, to, failed)
-        if failed and not forgiving:
+        sources = yield from read_sources(source, keys, guarded, match.path, failed)
+        if failed and not lenient:
             key, reason = failed[0]
             raise DataError(
                 f"{source.collection} {key!r} cannot be decoded or upgraded ({reason}), and this "
@@ -75,13 +69,14 @@ def fill_copies(
             )
         # What cannot be read is neither right nor wrong: its copies stay as they are.
         unread = {freeze(key) for key, _ in failed}
-        if failed and to != "_id":
-            # The names of documents that cannot be read are unknown.
-            unread = {frozen for frozen in identities if frozen not in sources}
+        if failed and match.path != "_id":
+            # The alternate keys of documents that cannot be read are unknown.
+            unread = {freeze(key) for key in keys} - sources.keys()
         for rule in of_source:
+            cards = {frozen: rule.aggregate.contribution(each) for frozen, each in sources.items()}
             for before, raw in pairs:
-                if not any(freeze(reference) in unread for _, reference in rule.references(raw)):
-                    rule.fill(raw, sources, before, lenient=forgiving)
+                if not unread or unread.isdisjoint(map(freeze, rule.keys(raw))):
+                    rule.copied.fill(raw, cards, before, lenient=lenient)
 
 
 def fill_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
@@ -104,30 +99,24 @@ def require_filled(
     Where a source was spoilt to which a document referred before, its copy stays as it was.
     """
     for rule in rules:
-        path = rule.top if isinstance(rule, CopyRule) else rule.path
+        copied = rule.copied if isinstance(rule, DerivedRule) and rule.is_copy else None
+        path = rule.path if copied is None else copied.top
+        accepts = entry.paths.fields[path].type.accepts
         for before, raw in pairs:
             value = value_at(raw, path)
-            if before is not None and same(value_at(before, path), value):
+            is_old = before is not None and same(value_at(before, path), value)
+            if is_old or value is None or accepts(value):
                 continue
-            if value is not None and not entry.paths.fields[path].type.accepts(value):
-                if before is not None and isinstance(rule, CopyRule):
-                    _keep_copies(rule, before, raw)
-                    if entry.paths.fields[path].type.accepts(value_at(raw, path)):
-                        continue
-                raise InvalidValue(
-                    f"{entry.model.__name__} {raw['_id']!r} would get a {path!r} that its model refuses, "
-                    "from a document that it refers to or by its own declaration; mend that first: nothing "
-                    "was changed",
-                    code="document-invalid",
-                )
-
-
-def _keep_copies(rule: CopyRule, before: Raw, raw: Raw) -> None:
-    """Put back the copies that a document had of the sources to which it still refers, in their order."""
-    places = zip(rule.references(before), rule.references(raw), strict=False)
-    for (old, reference), (new, now) in places:
-        if freeze(reference) == freeze(now) and rule.name in old and not rule.holds_reference:
-            new[rule.name] = copy.deepcopy(old[rule.name])
+            if before is not None and copied is not None:
+                copied.keep_copies(before, raw)
+                if accepts(value_at(raw, path)):
+                    continue
+            raise InvalidValue(
+                f"{entry.model.__name__} {raw['_id']!r} would get a {path!r} that its model refuses, "
+                "from a document that it refers to or by its own declaration; mend that first: nothing "
+                "was changed",
+                code="document-invalid",
+            )
 
 
 def read_sources(

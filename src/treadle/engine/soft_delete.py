@@ -79,12 +79,12 @@ class Restore(Write[D | None]):
         derived = derivation(entry)
         after = copy.deepcopy(before)
         put(after, self.path, None)
-        if derived.gathers:
+        if derived.aggregates:
             # Sources that came meanwhile did not find it, as if it were new.
-            yield from guard_arrivals(entry, derived.gathers, [after])
+            yield from guard_arrivals(entry, derived.aggregates, [after])
             server = yield from server_facts()
-            values = yield from recompute(derived.gathers, [key], server, documents=[after])
-            refuse_unfit(derived.gathers, values[freeze(key)])
+            values = yield from recompute(derived.aggregates, [key], server, documents=[after])
+            refuse_unfit(derived.aggregates, values[freeze(key)])
             for path, value in values[freeze(key)].items():
                 put(after, path, value)
         if derived.fills:

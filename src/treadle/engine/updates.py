@@ -22,7 +22,7 @@ from treadle.engine.validation import as_written, require_valid
 from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import PartlyDone
 from treadle.graph.changes import NOT_READ, Changes
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import aggregates_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Returns
 from treadle.graph.write import ChunkedWrite, Write, confined
@@ -158,10 +158,7 @@ class UpdateOneDocument(_Update, Write[D | None]):
             rule.needs_before or changes.joined for each in entry.kinds.related for rule in each.rules
         )
         followed = (
-            maintains
-            or entry.effects.of_type(GatherRule, "write")
-            or entry.versions.is_versioned
-            or self.returns == "before"
+            maintains or aggregates_of(entry) or entry.versions.is_versioned or self.returns == "before"
         )
         # Whoever refers to it by a name that it had must be found by that.
         followed = (

@@ -28,14 +28,14 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle.engine import fan_outs
 from treadle.engine.index_check import IndexCheck
 from treadle.engine.pages import by_ids
-from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, feeds_beyond, propagate, record
+from treadle.engine.propagate import UNBOUNDED, FanOut, copy_source, propagate, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.salvage import attempting, salvage
 from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import copies_of
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import around
@@ -126,10 +126,9 @@ class WritePath:
 
         def copy(changes: Changes) -> Plan[None]:
             for source in (yield from find(entry.collection, {"_id": {"$in": list(ids)}})):
-                for rule in entry.effects.of_type(CopyRule, "write"):
-                    if rule.synced and rule.source.targets.admits(source):
-                        followed = feeds_beyond(rule.target, rule.level)
-                        yield from copy_to(rule, rule.name_of(source), source, {}, followed, changes)
+                for rule in copies_of(entry):
+                    if rule.copied.synced and rule.source.targets.admits(source):
+                        yield from copy_source(rule, source, changes)
 
         try:
             server = yield from self._capabilities()

@@ -26,7 +26,7 @@ from treadle.errors import DataError
 from treadle.graph.numbers import DOUBLE_EXACT_MAX, NumberField, is_number, sum_after, terms, total
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
-from treadle.query.comparison import greatest, least, order_key
+from treadle.query.comparison import greatest, identical, least, order_key
 from treadle.query.keys import freeze
 from treadle.query.paths import expression_of, getter, value_at
 
@@ -104,6 +104,10 @@ class Aggregate(ABC):
         self.path = field.path
         self.operand = operand
 
+    def paths(self) -> list[str]:
+        """Return the stored paths of the target that hold the value."""
+        return [self.path]
+
     # -- one source -------------------------------------------------------------------------
 
     @property
@@ -118,6 +122,11 @@ class Aggregate(ABC):
     def expression(self) -> Any:
         """Return the expression by which the server computes the same."""
         return self.operand.expression
+
+    def is_unchanged(self, before: Any, after: Any) -> bool:
+        """Return whether the value cannot change where one source gave `before` and gives `after`."""
+        # Not by Python's `==`: True equals 1 there, and documents have no order.
+        return identical(before, after)
 
     # -- several sources ----------------------------------------------------------------------
 

@@ -17,8 +17,16 @@ from typing import Any, TypeVar
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph import kinds
 from treadle.graph.declarations import declarations
-from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule, GroupRule
+from treadle.graph.derived import (
+    DerivedRule,
+    FormulaRule,
+    GroupRule,
+    LocalRule,
+    aggregates_in,
+    aggregates_of,
+    copies_in,
+    copies_of,
+)
 from treadle.graph.limits import Limits
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Rule
@@ -37,7 +45,7 @@ from treadle.query.paths import (
 
 D = TypeVar("D", bound=Document)
 # The families of derived data, which the engine maintains.
-DERIVED = (GatherRule, CopyRule, FormulaRule, LocalRule)
+DERIVED = (DerivedRule, FormulaRule, LocalRule)
 # What the ways to maintain a value make use of, and what they cannot do without.
 _HISTORY = frozenset({"streams", "pre_images", "split_events"})
 USED_BY: Mapping[Maintain, frozenset[str]] = {
@@ -55,7 +63,7 @@ def needs_of(rule: Rule) -> dict[str, str]:
     """What a rule cannot be kept right without, and what to do instead."""
     derived = isinstance(rule, DERIVED) or implements(rule, "record")
     needs = {**(TRANSACTIONS if derived else NOTHING), **rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
-    if rule.maintain == "stream" and isinstance(rule, GatherRule):
+    if rule.maintain == "stream" and isinstance(rule, DerivedRule) and not rule.is_copy:
         # The event of a deletion has the id alone; the pre-image has the key of the target.
         needs["pre_images"] = (
             "use MongoDB 6.0 or newer, which keeps them, or declare maintain='write' or maintain='schedule'"
@@ -65,13 +73,13 @@ def needs_of(rule: Rule) -> dict[str, str]:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Stage:
-    """The rules of one level: those that gather, by source, and copies."""
+    """The rules of one level, those that aggregate by their sources."""
 
     level: int
-    gathers: list[tuple[ModelEntry[Any], list[GatherRule]]]
-    copies: list[CopyRule]
-    # Those that gather from sources which name the target by a field of its own.
-    named: list[GatherRule]
+    aggregates: list[tuple[ModelEntry[Any], list[DerivedRule]]]
+    copies: list[DerivedRule]
+    # Those whose sources refer to the target by an alternate key.
+    by_alternate_key: list[DerivedRule]
 
 
 class Graph:
@@ -277,7 +285,7 @@ class Graph:
                     )
             entry.paths.owned.setdefault(own.path, own)
         entry.rules.add(rule)
-        if rule.source is not entry or isinstance(rule, (GatherRule, CopyRule)):
+        if rule.source is not entry or isinstance(rule, DerivedRule):
             rule.source.effects.add(rule)
         if isinstance(rule, GroupRule):
             entry.rules.group = rule
@@ -379,23 +387,19 @@ class Graph:
             rule.level = level(rule)
 
     def _stage(self, level: int) -> Stage:
-        gathers = []
+        aggregates = []
         for entry in self.entries.values():
-            own = [
-                rule
-                for rule in entry.effects.of_type(GatherRule, "write")
-                if rule.level == level and rule.source is entry
-            ]
+            own = [rule for rule in aggregates_of(entry) if rule.level == level and rule.source is entry]
             if own:
-                gathers.append((entry, own))
+                aggregates.append((entry, own))
         copies = [
             rule
             for entry in self.entries.values()
-            for rule in entry.rules.of_type(CopyRule, "write")
+            for rule in copies_in(entry, "write")
             if rule.level == level and rule.target is entry
         ]
-        named = [rule for _, own in gathers for rule in own if rule.to is not None]
-        return Stage(level, gathers, copies, named)
+        by_alternate_key = [rule for _, own in aggregates for rule in own if rule.alternate_key]
+        return Stage(level, aggregates, copies, by_alternate_key)
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
         """The rules whose maintained fields this rule reads."""
@@ -418,18 +422,18 @@ class Graph:
             for rule in each.rules
             if isinstance(rule, (FormulaRule, LocalRule)) or rule in each.rules.implementing("record")
         ]
-        copies = [rule for each in entry.kinds.related for rule in each.rules.of_type(CopyRule)]
+        copies = [rule for each in entry.kinds.related for rule in copies_in(each)]
         for rule in [*entry.effects.on_write, *own]:
             paths = rule.reads().get(entry.collection, set())
             watched = None if watched is None or paths is None else watched | paths
         if watched is not None:
-            watched |= {rule.reference_path for rule in copies} | {rule.path for rule in copies}
+            watched |= {rule.on.path for rule in copies} | {rule.path for rule in copies}
             # What names a document decides what it gathers.
             watched |= {path for each in entry.kinds.related for path in each.paths.alternate_keys}
             if entry.kinds.family is not None:
                 watched.add(entry.kinds.family.discriminator)
         entry.effects.followed = None if watched is None else {plain(path) for path in watched}
-        restricting = any(rule.on_delete == "restrict" for rule in entry.effects.of_type(CopyRule))
+        restricting = any(rule.on_delete == "restrict" for rule in copies_of(entry, None))
         acting = any(each.rules for each in entry.kinds.related if each.layout is None)
         entry.effects.is_plain = not (acting or entry.effects.on_write or restricting)
         reached: set[str] = set()
@@ -439,12 +443,7 @@ class Graph:
             if target.collection not in reached:
                 reached.add(target.collection)
                 pending.extend(rule.target for rule in target.effects.on_write)
-        named = [
-            rule
-            for each in entry.kinds.related
-            for rule in each.rules.of_type(GatherRule)
-            if rule.to is not None
-        ]
+        named = [rule for each in entry.kinds.related for rule in aggregates_in(each) if rule.alternate_key]
         entry.effects.may_affect_itself = entry.collection in reached or bool(named)
 
 
@@ -469,7 +468,7 @@ def _require_carrier(rule: Rule) -> None:
     )
     if not carried:
         raise DeclarationError(
-            f"{rule.place.label}: {type(rule).__name__} is no GatherRule, CopyRule, FormulaRule or "
+            f"{rule.place.label}: {type(rule).__name__} is no DerivedRule, FormulaRule or "
             f"LocalRule, and answers none of {', '.join(CARRIED_OUT)}, so nothing would carry it out",
             code="rule-not-carried-out",
         )

@@ -77,18 +77,18 @@ class ModelEntry(Generic[D]):
     def key_of(self, document: Mapping[str, Any]) -> Any:
         """Return what sources know a document by: its id, or the values of its group."""
         group = self.rules.group
-        return document["_id"] if group is None else group.key.of_target(document)
+        return document["_id"] if group is None else group.on.value(document)
 
     def key_projection(self) -> Raw:
         """Return what `key_of` needs of a document."""
         group = self.rules.group
-        own = group.key.targets if group is not None else []
+        own = group.on.fields if group is not None else []
         return {**self.kinds.projection, **dict.fromkeys(own, 1)}
 
     def filter_for_key(self, key: Any) -> Raw:
         """Return the filter for the document that a key belongs to."""
         group = self.rules.group
-        target: Raw = self.filter_for_id(key) if group is None else group.key.target(key)
+        target: Raw = self.filter_for_id(key) if group is None else group.on.exactly([key])
         return target
 
     def filter_for_keys(self, keys: Sequence[Any]) -> Raw:
@@ -96,11 +96,8 @@ class ModelEntry(Generic[D]):
         group = self.rules.group
         if group is None:
             return self.targets.filter({"_id": {"$in": list(keys)}})
-        if len(keys) == 1:
-            return self.filter_for_key(keys[0])
-        if len(group.key.parts) == 1:
-            return {group.key.parts[0].target: {"$in": [key[0] for key in keys]}}
-        return {"$or": [group.key.target(key) for key in keys]} if keys else {"_id": {"$in": []}}
+        targets: Raw = group.on.exactly(keys)
+        return targets
 
 
 class ModelRules(RuleSet):

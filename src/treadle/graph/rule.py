@@ -8,8 +8,8 @@ answer (`RuleSet.implementing`), and names no pattern. A rule that answers nothi
 is refused, because nobody would carry it out.
 
 Values that follow from other data have a family of their own, which the
-engine maintains for them: `GatherRule` (from the documents that name the
-target), `CopyRule` (from the document that the target names), `FormulaRule`
+engine maintains for them: `DerivedRule` (from the documents that refer to the target, or from the
+one to which it refers), `FormulaRule`
 (from the target itself, computed by the server) and `LocalRule` (from the
 target itself, computed in Python). They are in `derived.py`.
 """

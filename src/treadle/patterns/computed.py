@@ -23,15 +23,21 @@ from treadle.graph.aggregate import (
     SourceCount,
 )
 from treadle.graph.binding import check_maintenance, check_whole_number
-from treadle.graph.derived import FormulaRule, require_optional
-from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
+from treadle.graph.derived import (
+    DerivedRule,
+    FormulaRule,
+    Relation,
+    relation_of,
+    require_optional,
+    target_field,
+)
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
 from treadle.graph.rule_set import Maintain
 from treadle.model.shape import Shape
 from treadle.query.expressions import field_references, require_known_names
 from treadle.query.filters import clean
-from treadle.query.keys import ReferenceKey
-from treadle.query.paths import ARRAYS, Path, getter, inside, resolve, values_at
+from treadle.query.keys import key_at
+from treadle.query.paths import ARRAYS, Path, getter, resolve, values_at
 
 COLLECT_SIZE_MAX = 1000
 
@@ -55,9 +61,9 @@ class Count(Pattern):
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
-        origin = origin_of(place, graph, self.source, self.by, self.where, self.to)
+        relation = relation_of(place, graph, self.source, self.by, self.where, self.to)
         _require_type(place, (int,), "a count is an int")
-        return GatherRule(place, origin, SourceCount(target_field(place)), self)
+        return DerivedRule(place, relation, SourceCount(target_field(place)), self)
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,10 @@ class _OfField(Pattern):
         if place.entry.rules.group is not None and field is None:
             # In a rollup the source is known, so the first argument is the field.
             source, field = None, source
-        origin = origin_of(place, graph, source, self.by, self.where, self.to)
-        found = _operand(place, origin, field, several=isinstance(self, Collect))
+        relation = relation_of(place, graph, source, self.by, self.where, self.to)
+        found = _operand(place, relation, field, several=isinstance(self, Collect))
         aggregate = self._aggregate(place, found)
-        return GatherRule(place, origin, aggregate, self, per_element=found.per_element)
+        return DerivedRule(place, relation, aggregate, self, unit=found.unit)
 
     def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
         raise NotImplementedError  # pragma: no cover
@@ -195,20 +201,20 @@ class _Operand:
 
     operand: Operand
     shape: Shape | None
-    # Whether it lies in the array that holds the key, so that each element contributes by itself.
-    per_element: bool = False
+    # The arrays that hold both it and the key, so that each element contributes by itself.
+    unit: tuple[str, ...] = ()
 
 
-def _operand(place: Place, origin: Origin, field: Any, *, several: bool) -> _Operand:
+def _operand(place: Place, relation: Relation, field: Any, *, several: bool) -> _Operand:
     """Return what a declaration is computed from.
 
     With `several`, a source may contribute all values of an array.
     """
-    model = origin.source.model.__name__
+    codec, model = relation.source.codec, relation.source.model.__name__
     label = f"{model}.{field}"
     if isinstance(field, Mapping):
         expression = clean(dict(field))
-        require_known_names(expression, origin.source.codec, place.label)
+        require_known_names(expression, codec, place.label)
         references = field_references(expression)
         reads = None if references is None else frozenset(references)
         return _Operand(Operand(expression, None, reads, label=label), None)
@@ -216,11 +222,11 @@ def _operand(place: Place, origin: Origin, field: Any, *, several: bool) -> _Ope
         raise DeclarationError(
             f"{place.label} needs the field of {model} that it is computed from", code="source-field-missing"
         )
-    path = resolve(origin.source.codec, field, place.label, "source-field-missing")
-    stored, expression, reads = path.stored, f"${path.stored}", frozenset({path.stored})
-    if not path.array_depth:
-        return _Operand(Operand(expression, getter(stored), reads, stored, label), path.shape)
-    if several and not origin.key.array_depth:
+    path = resolve(codec, field, place.label, "source-field-missing")
+    operand = Operand(f"${path.stored}", getter(path.stored), frozenset({path.stored}), path.stored, label)
+    if not path.in_array:
+        return _Operand(operand, path.shape)
+    if several and not relation.match.arrays:
         if sum(step.array for step in path.steps) > 1:
             raise DeclarationError(
                 f"{place.label} collects {path.python!r}, which lies in an array within another; collect "
@@ -228,27 +234,25 @@ def _operand(place: Place, origin: Origin, field: Any, *, several: bool) -> _Ope
                 code="source-field-in-array",
             )
         steps = path.steps
-        return _Operand(
-            Operand(expression, lambda raw: list(values_at(raw, steps)), reads, label=label), path.shape
-        )
-    _require_same_array(place, origin, path)
-    read = getter(inside(stored, path.array_depth))
-    return _Operand(Operand(expression, read, reads, stored, label), path.shape, per_element=True)
+        read = operand._replace(read=lambda raw: list(values_at(raw, steps)), path="")
+        return _Operand(read, path.shape)
+    _require_same_array(place, relation, path)
+    return _Operand(operand, path.shape, relation.match.arrays)
 
 
-def _require_same_array(place: Place, origin: Origin, path: Path) -> None:
+def _require_same_array(place: Place, relation: Relation, path: Path) -> None:
     """Refuse a value that lies in another array than the key to which it belongs."""
-    key, depth = origin.key, path.array_depth
-    if not isinstance(key, ReferenceKey):
+    key = relation.match
+    if key.group:
         raise DeclarationError(
             f"{place.label} is computed from {path.python!r}, which lies in an array; a rollup counts "
             "whole documents: use an expression such as {'$sum': '$lines.amount'}",
             code="source-field-in-array",
         )
-    if depth != key.array_depth or path.steps[:depth] != key.by.steps[:depth] or len(path.steps) == depth:
+    if path.steps[-1].array or key_at(path).arrays != key.arrays:
         raise DeclarationError(
             f"{place.label} is computed from {path.python!r}, which lies in another array than "
-            f"{key.by.python!r}; both must belong to the same elements",
+            f"{key.path!r}; both must belong to the same elements",
             code="source-field-in-array",
         )
 

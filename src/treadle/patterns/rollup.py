@@ -18,15 +18,14 @@ from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_maintenance
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GroupRule, Origin
+from treadle.graph.derived import GroupRule, Relation, copies_in, copies_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
 from treadle.graph.rule_set import Maintain
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.filters import parse_condition
-from treadle.query.keys import GroupField, GroupKey
+from treadle.query.keys import GroupField, Key, group_key
 from treadle.query.paths import model_of, overlap, resolve
 from treadle.query.windows import Unit, Window, is_timezone
 
@@ -148,16 +147,16 @@ class RollupRule(GroupRule):
         source = graph.resolve(declared.source, place.label)
         if source is place.entry:
             raise DeclarationError(f"{place.label} is a rollup of itself", code="maintenance-cycle")
-        key = GroupKey(_parts(place, source, declared.keys))
+        match, on = group_key(_parts(place, source, declared.keys))
         where = parse_condition(source.codec, declared.where or {})
-        super().__init__(place, Origin(source, key, where), declared)
-        _check_identity(place, key)
+        super().__init__(place, Relation(source, match, on, where), declared)
+        _check_identity(place, on)
 
     def check(self, graph: Models) -> None:
         """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
         entry = self.target
-        wrong = [rule for rule in entry.effects.of_type(CopyRule) if rule.on_delete != "keep"]
-        wrong += [rule for rule in entry.rules.of_type(CopyRule) if rule.on_delete in ("clear", "cascade")]
+        wrong = [rule for rule in copies_of(entry, None) if rule.on_delete != "keep"]
+        wrong += [rule for rule in copies_in(entry) if rule.on_delete in ("clear", "cascade")]
         for rule in wrong:
             raise DeclarationError(
                 f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
@@ -264,20 +263,21 @@ def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, wi
         )
 
 
-def _check_identity(place: Place, key: GroupKey) -> None:
+def _check_identity(place: Place, key: Key) -> None:
     """The keys are the id, or they have nothing to do with it."""
-    about = [path for path in key.targets if path == "_id" or path.startswith("_id.")]
-    if about and not key.identity:
+    is_id = key.fields == ["_id"]
+    about = [path for path in key.fields if path == "_id" or path.startswith("_id.")]
+    if about and not is_id:
         raise DeclarationError(
             f"{place.label} has {about[0]!r} among several keys; either the one key is the id "
             "(keys={'id': 'category'}), or all keys are plain fields",
             code="rollup-keys",
         )
-    for number, path in enumerate(key.targets):
-        if any(overlap(path, other) for other in key.targets[number + 1 :]):
+    for number, path in enumerate(key.fields):
+        if any(overlap(path, other) for other in key.fields[number + 1 :]):
             raise DeclarationError(f"{place.label} has the key {path!r} twice", code="rollup-keys")
     shape = place.entry.ids.shape
-    if not key.identity and getattr(shape.python, "__name__", "") != "ObjectId":
+    if not is_id and getattr(shape.python, "__name__", "") != "ObjectId":
         raise DeclarationError(
             f"{place.label} declares an id of its own, but its documents are made by their keys; leave the "
             "id out, or make it the key: keys={'id': …}",

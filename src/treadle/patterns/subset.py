@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from treadle.errors import DeclarationError
 from treadle.graph.aggregate import FirstDocuments
 from treadle.graph.binding import check_maintenance
-from treadle.graph.gather import GatherRule, Origin, origin_of, target_field
+from treadle.graph.derived import DerivedRule, Relation, relation_of, target_field
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
 from treadle.graph.rule_set import Maintain
 from treadle.model.codec import codec_of
@@ -41,20 +41,19 @@ class Subset(Pattern):
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
-        origin = origin_of(place, graph, self.source, self.by, self.where, self.to)
+        relation = relation_of(place, graph, self.source, self.by, self.where, self.to)
         if not isinstance(self.size, int) or not 1 <= self.size <= SIZE_MAX:
             raise DeclarationError(
                 f"{place.label} has size={self.size!r}; a subset embeds from 1 to {SIZE_MAX} items",
                 code="pattern-keyword",
             )
-        fields, sort = _card(place, origin), _sort(place, origin, self.sort)
-        source = origin.source.model.__name__
-        return GatherRule(
-            place, origin, FirstDocuments(target_field(place), source, fields, sort, self.size), self
-        )
+        fields, sort = _card(place, relation), _sort(place, relation, self.sort)
+        source = relation.source.model.__name__
+        aggregate = FirstDocuments(target_field(place), source, fields, sort, self.size)
+        return DerivedRule(place, relation, aggregate, self)
 
 
-def _card(place: Place, origin: Origin) -> dict[str, str]:
+def _card(place: Place, relation: Relation) -> dict[str, str]:
     """Return the stored name in the source of each field of the card, by its stored name there."""
     shape = place.field.shape
     model = model_of(shape)
@@ -63,15 +62,15 @@ def _card(place: Place, origin: Origin) -> dict[str, str]:
     fields = {}
     for field in codec_of(model).fields:
         if field.stored != "_id":
-            source = resolve(origin.source.codec, field.name, place.label, "embedded-field-missing")
+            source = resolve(relation.source.codec, field.name, place.label, "embedded-field-missing")
             fields[field.stored] = source.stored
     return fields
 
 
-def _sort(place: Place, origin: Origin, sort: Sort) -> list[tuple[str, int]]:
+def _sort(place: Place, relation: Relation, sort: Sort) -> list[tuple[str, int]]:
     keys = []
     for path, direction in sort_keys(sort, tie_breaker=False) or []:
-        resolved = resolve(origin.source.codec, path, place.label, "source-field-missing")
+        resolved = resolve(relation.source.codec, path, place.label, "source-field-missing")
         if resolved.in_array or resolved.shape.kind in ARRAYS:
             raise DeclarationError(
                 f"{place.label} sorts by {path!r}, which is an array; sort by a single value",

@@ -141,6 +141,16 @@ class Key(NamedTuple):
     arrays: tuple[str, ...] = ()
     group: tuple[GroupField, ...] = ()
 
+    @property
+    def fields(self) -> list[str]:
+        """The stored paths that decide the key."""
+        return [field.source for field in self.group] if self.group else [self.path]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the key can be told without the server."""
+        return all(field.window is None or field.window.utc for field in self.group)
+
     def of(self, document: Raw) -> Keys:
         """Return the distinct keys of a source; none for what is null or missing."""
         if self.group:
@@ -152,10 +162,31 @@ class Key(NamedTuple):
         is_group = bool(self.group)
         return {freeze(key): key for key in keys if is_group or _is_key(key)}
 
-    def _of_group(self, document: Raw) -> list[Any]:
-        values = [field.value(document) for field in self.group]
+    def one(self, document: Raw) -> Any:
+        """Return the key of a document that has at most one; None for none."""
+        if self.group:
+            return next(iter(self._of_group(document)), None)
+        key = value_at(document, self.path)
+        return key if _is_key(key) else None
+
+    def of_all(self, documents: Iterable[Raw]) -> list[Any]:
+        """Return the distinct keys of several documents."""
+        return list({frozen: key for each in documents for frozen, key in self.of(each).items()}.values())
+
+    def value(self, document: Mapping[str, Any]) -> Any:
+        """Return what a document holds as its key, null included."""
+        if self.group:
+            return [value_at(document, field.source) for field in self.group]
+        return value_at(document, self.path)
+
+    def checked(self, values: Sequence[Any]) -> list[Any] | None:
+        """Return the key of a group that has these values; None where a required one is missing."""
         required = [value for value, field in zip(values, self.group, strict=True) if not field.optional]
-        return [] if None in required else [values]
+        return None if None in required else list(values)
+
+    def _of_group(self, document: Raw) -> list[Any]:
+        key = self.checked([field.value(document) for field in self.group])
+        return [] if key is None else [key]
 
     def _in_arrays(self, document: Raw) -> list[Any]:
         """Return what `_array_expression` gives, step by step the same."""
@@ -209,6 +240,27 @@ class Key(NamedTuple):
     def _group_condition(self, key: Sequence[Any]) -> Raw:
         return {"$and": [field.match([value]) for field, value in zip(self.group, key, strict=True)]}
 
+    def exactly(self, keys: Sequence[Any]) -> Raw:
+        """Return a filter for the documents that hold these keys as values.
+
+        Of one key an upsert makes the values of a new document.
+        """
+        if len(keys) == 1:
+            values = keys[0] if self.group else keys
+            return {path: {"$eq": value} for path, value in zip(self.fields, values, strict=True)}
+        if len(self.fields) == 1:
+            return {self.fields[0]: {"$in": [key[0] for key in keys] if self.group else list(keys)}}
+        return {"$or": [self.exactly([key]) for key in keys]} if keys else {"_id": {"$in": []}}
+
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        """Return an index by which the documents of a key are found; for whole windows, those first."""
+        if not self.group:
+            return [(self.path, ASCENDING)]
+        # Equal values first, then ranges.
+        varying = [field for field in self.group if field.constant is None]
+        ordered = sorted(varying, key=lambda field: (field.window is not None) != windows_first)
+        return list(dict.fromkeys((field.source, ASCENDING) for field in ordered))
+
     def expression(self, unwound: Sequence[str] = ()) -> Any:
         """Return the array of the distinct keys for the server, after a `$unwind` of these arrays.
 
@@ -218,6 +270,35 @@ class Key(NamedTuple):
             return [field.expression() for field in self.group]
         left = [array for array in self.arrays if array not in unwound]
         return self._array_expression(left) if left else expression_of(self.path)
+
+    def stages(self, keys: Sequence[Any] | None = None, unwound: Sequence[str] = ()) -> list[Raw]:
+        """Return stages that leave one document per key, with the key in KEY, and per element of some arrays.
+
+        With `keys` only what may have one of these is left.
+        """
+        if self.group:
+            return [{"$set": {KEY: self.expression()}}, *self._group_match(keys)]
+        keyed = self.expression(unwound)
+        stages: list[Raw] = [{"$unwind": f"${array}"} for array in unwound]
+        if len(unwound) == len(self.arrays):
+            chosen = [{"$match": self.condition(keys)}] if unwound and keys is not None else []
+            return [*stages, *chosen, {"$set": {KEY: keyed}}]
+        if keys is not None:
+            keyed = {"$setIntersection": [keyed, {"$literal": list(keys)}]}
+        return [*stages, {"$set": {KEY: keyed}}, {"$unwind": f"${KEY}"}]
+
+    def _group_match(self, keys: Sequence[Any] | None) -> list[Raw]:
+        """Return the stage that leaves these groups, or all whose required values are there."""
+        if keys is not None:
+            return [{"$match": {KEY: {"$in": list(keys)}}}]
+        # By expressions: a path would look into a value that is a document, and find nothing there.
+        kinds = [
+            {"$type": {"$arrayElemAt": [f"${KEY}", number]}}
+            for number, field in enumerate(self.group)
+            if not field.optional
+        ]
+        missing = [{"$in": [kind, ["null", "undefined", "missing"]]} for kind in kinds]
+        return [{"$match": {"$expr": {"$not": [{"$or": missing}]}}}] if missing else []
 
     def _array_expression(self, arrays: Sequence[str]) -> Raw:
         done, *inner = arrays
@@ -241,12 +322,38 @@ class Key(NamedTuple):
         for number, array in enumerate(reversed(self.arrays)):
             if path.startswith(f"{array}."):
                 path = f"{array}.$[e{number}].{path[len(array) + 1 :]}"
-                filters.append({f"e{number}.{self.path[len(array) + 1 :]}": key})
+                filters.append({f"e{number}.{self.path[len(array) + 1 :]}": {"$eq": key}})
         return path, filters
+
+
+def key_at(path: Path) -> Key:
+    """Return the key that lies at a path of a model."""
+    inner = [path.steps[: number + 1] for number, step in enumerate(path.steps) if step.array]
+    return Key(path.stored, tuple(".".join(step.stored for step in steps) for steps in inner))
+
+
+def group_key(fields: Sequence[GroupField]) -> tuple[Key, Key]:
+    """Return the key of a group's sources, and that of the document which stands for the group."""
+    targets = [GroupField(field.target, field.target, optional=field.optional) for field in fields]
+    return Key("", group=tuple(fields)), Key("", group=tuple(targets))
 
 
 def _is_key(value: Any) -> bool:
     return value is not None and not isinstance(value, list)
+
+
+def holder_of(document: Raw, path: str) -> Raw:
+    """Return the sub-document that holds the last name of a path with positions, such as that of a slot."""
+    holder: Any = document
+    for name in path.split(".")[:-1]:
+        holder = holder[int(name)] if isinstance(holder, list) else holder[name]
+    found: Raw = holder
+    return found
+
+
+def slot_value(document: Raw, slot: Slot) -> Any:
+    """Return what a document stores in a slot; None for nothing."""
+    return holder_of(document, slot.path).get(slot.path.rpartition(".")[2])
 
 
 def unwind(document: Raw, arrays: Sequence[str]) -> list[Raw]:
@@ -297,123 +404,3 @@ def _flattened_expression(documents: Any, path: str) -> Raw:
     return {
         "$reduce": {"input": documents, "initialValue": [], "in": {"$concatArrays": ["$$value", elements]}}
     }
-
-
-# -- the keys of today's rules -------------------------------------------------------------------------
-
-
-class RuleKey:
-    """How the sources of a rule find their targets."""
-
-    # How many leading steps lead into the innermost array that holds the key.
-    array_depth = 0
-    # Whether the key can be told without the server.
-    local = True
-
-    def __init__(self, key: Key, paths: Iterable[str], signature: Any) -> None:
-        self.key = key
-        # The stored paths of the source that decide the key.
-        self.paths = frozenset(paths)
-        # Keys that agree in this are the same.
-        self.signature = signature
-
-    def one(self, raw: Raw) -> Any:
-        """Return the key of a source that has at most one; None for none."""
-        return next(iter(self.key.of(raw).values()), None)
-
-    def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
-        """Return the distinct keys of all these sources, of any kind and whether or not they count."""
-        return distinct(key for raw in raws for key in self.key.of(raw).values())
-
-    def match(self, keys: Sequence[Any]) -> Raw:
-        """Return a filter, by an index, that lets at least all sources of these targets through."""
-        return self.key.condition(keys)
-
-    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
-        """Return stages that leave one document per contribution, with its key in KEY."""
-        raise NotImplementedError  # pragma: no cover
-
-    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
-        """Return an index on the sources by which they are found; for whole windows, those first."""
-        raise NotImplementedError  # pragma: no cover
-
-
-class ReferenceKey(RuleKey):
-    """The id of a target, held in a field of the source, perhaps within arrays."""
-
-    def __init__(self, by: Path) -> None:
-        arrays = [by.steps[: number + 1] for number, step in enumerate(by.steps) if step.array]
-        key = Key(by.stored, tuple(".".join(step.stored for step in each) for each in arrays))
-        super().__init__(key, [by.stored], by.stored)
-        self.by = by
-        self.array_depth = by.array_depth
-
-    def one(self, raw: Raw) -> Any:
-        key = value_at(raw, self.by.stored)
-        return key if _is_key(key) else None
-
-    def several(self, raw: Raw) -> list[Any]:
-        """Return the distinct keys of a source that holds them in an array."""
-        return list(self.key.of(raw).values())
-
-    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
-        if not self.array_depth:
-            return [{"$set": {KEY: self.key.expression()}}]
-        if per_element:
-            unwinds: list[Raw] = [{"$unwind": f"${array}"} for array in self.key.arrays]
-            chosen = [] if keys is None else [{"$match": self.match(keys)}]
-            return [*unwinds, *chosen, {"$set": {KEY: self.key.expression(self.key.arrays)}}]
-        # A source that names a target twice still counts once.
-        distinct_keys = self.key.expression()
-        if keys is not None:
-            distinct_keys = {"$setIntersection": [distinct_keys, {"$literal": list(keys)}]}
-        return [{"$set": {KEY: distinct_keys}}, {"$unwind": f"${KEY}"}]
-
-    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
-        return [(self.by.stored, ASCENDING)]
-
-
-class GroupKey(RuleKey):
-    """The values that the sources of one group have in common."""
-
-    def __init__(self, parts: Sequence[GroupField]) -> None:
-        self.parts = tuple(parts)
-        super().__init__(Key("", group=self.parts), [part.source for part in parts], self.parts)
-        self.local = all(part.window is None or part.window.utc for part in parts)
-        # The stored paths of the target that hold the key; whether that is its `_id` alone.
-        self.targets = [part.target for part in parts]
-        self.identity = self.targets == ["_id"]
-        self._required = [number for number, part in enumerate(parts) if not part.optional]
-
-    def checked(self, values: Sequence[Any]) -> list[Any] | None:
-        """Return the key that values make; None where a required one is missing."""
-        return None if any(values[number] is None for number in self._required) else list(values)
-
-    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
-        stages: list[Raw] = [{"$set": {KEY: self.key.expression()}}]
-        if keys is not None:
-            return [*stages, {"$match": {KEY: {"$in": list(keys)}}}]
-        if self._required:
-            # By expressions: a path would look into a value that is a document, and find nothing there.
-            kinds = [{"$type": {"$arrayElemAt": [f"${KEY}", number]}} for number in self._required]
-            missing = [{"$in": [kind, ["null", "undefined", "missing"]]} for kind in kinds]
-            stages.append({"$match": {"$expr": {"$not": [{"$or": missing}]}}})
-        return stages
-
-    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
-        # Equal values first, then ranges.
-        varying = [part for part in self.parts if part.constant is None]
-        ordered = sorted(varying, key=lambda part: (part.window is not None) != windows_first)
-        return list(dict.fromkeys((part.source, ASCENDING) for part in ordered))
-
-    def of_target(self, document: Mapping[str, Any]) -> list[Any]:
-        """Return the key of a target."""
-        return [value_at(document, path) for path in self.targets]
-
-    def target(self, key: Sequence[Any]) -> Raw:
-        """Return the filter for the target of a group, which an upsert turns into the group's values."""
-        return {path: {"$eq": value} for path, value in zip(self.targets, key, strict=True)}
-
-    def target_expression(self) -> list[Any]:
-        """Return the key of a target for the server."""
-        return [{"$ifNull": [f"${path}", None]} for path in self.targets]

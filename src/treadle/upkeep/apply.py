@@ -14,12 +14,12 @@ from typing import Any
 
 from treadle.engine import fan_outs
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.propagate import UNBOUNDED, FanOut, copy_to, feeds_beyond, propagate
+from treadle.engine.propagate import UNBOUNDED, FanOut, copy_source, propagate
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.salvage import attempting, divide, divides, salvage
 from treadle.graph.changes import Changes
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import REVISION, Rule
@@ -90,14 +90,14 @@ class Targets:
         marks = {mark.frozen: mark for mark in self.items}
         # One that an event's key names in another numeric type is forced: nothing more is known of it.
         unforced = {frozen for frozen, mark in marks.items() if not mark.sourced}
-        keeping = [rule for rule in recomputation.copies if rule.snapshots]
+        keeping = [rule for rule in recomputation.copies if rule.copied.snapshots]
 
         def recall(document: Raw) -> Raw:
             """A document with the values of a moment that are each reference's own."""
             mark = marks.get(freeze(recomputation.entry.key_of(document)), Mark(None))
             before = copy.deepcopy(document)
             for rule in keeping:
-                rule.recall(before, mark.cards, mark.renewed)
+                rule.copied.recall(before, mark.cards, mark.renewed)
             return before
 
         yield from rewrite(
@@ -115,7 +115,7 @@ class Targets:
 class Copies:
     """Sources whose copies must follow them."""
 
-    rule: CopyRule
+    rule: DerivedRule
     items: Sequence[Any]
 
     def __len__(self) -> int:
@@ -131,12 +131,11 @@ class Copies:
 
     def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
         rule = self.rule
-        followed = feeds_beyond(rule.target, rule.level)
         sources: list[Raw] = []
         for collection in rule.source.sources.collections:
-            sources += yield from find(collection, rule.named(*self.items))
+            sources += yield from find(collection, rule.sources_of(self.items))
         for source in sources:
-            yield from copy_to(rule, rule.name_of(source), source, {}, followed, ledger)
+            yield from copy_source(rule, source, ledger)
 
 
 Unit = Targets | Copies
@@ -169,7 +168,7 @@ class _Application:
         for rule, names in self.dirty.lost.items():
             yield from self._mark_referring(rule, distinct(names), sourced=True)
         for rule, new in self.dirty.copies.items():
-            if not rule.synced:
+            if not rule.copied.synced:
                 # Nothing to follow; but who was there before its source takes the values of this moment.
                 yield from self._mark_referring(rule, distinct(new), sourced=False)
         units: list[Unit] = []
@@ -179,8 +178,8 @@ class _Application:
             units += [Targets(recomputation, some) for some in chunks(marks, WORKER_TARGETS_MAX)]
         for rule, changed in self.dirty.copies.items():
             few = []
-            for key in distinct(changed) if rule.synced else ():
-                referring, most = rule.referring(key), self.limits.fan_out_max
+            for key in distinct(changed) if rule.copied.synced else ():
+                referring, most = rule.targets_of([key]), self.limits.fan_out_max
                 if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)):
                     yield from self._copy_widely(rule, key)
                 else:
@@ -192,8 +191,8 @@ class _Application:
         yield from self._bring_right(packed[-1] if packed else [], finish)
         return sum(len(unit) for unit in units)
 
-    def _mark_referring(self, rule: CopyRule, keys: Sequence[Any], *, sourced: bool) -> Plan[None]:
-        for each in (yield from find(rule.target.collection, rule.referring(*keys), {"_id": 1})):
+    def _mark_referring(self, rule: DerivedRule, keys: Sequence[Any], *, sourced: bool) -> Plan[None]:
+        for each in (yield from find(rule.target.collection, rule.targets_of(keys), {"_id": 1})):
             self.dirty.mark(rule.target, each["_id"], sourced=sourced)
 
     def _bring_right(self, units: Sequence[Unit], end: Finish) -> Plan[None]:
@@ -250,13 +249,13 @@ class _Application:
 
         yield from divide(unit.items, attempt, alone, reason)
 
-    def _copy_widely(self, rule: CopyRule, key: Any) -> Plan[None]:
+    def _copy_widely(self, rule: DerivedRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
         yield from fan_outs.finish(self.graph, self.server, FanOut(rule, key), {"after": None, "n": -1})
 
     # -- deleted sources ---------------------------------------------------------------------------
 
-    def _follow_deletion(self, rule: CopyRule, key: Any) -> Plan[None]:
+    def _follow_deletion(self, rule: DerivedRule, key: Any) -> Plan[None]:
         """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
         if rule.on_delete == "restrict":
             # A writer that does not use Treadle deleted it all the same; the copies lose their source.
@@ -274,8 +273,8 @@ class _Application:
 
         stuck: list[Any] = []
         most = WORKER_GONE_MAX
-        while (yield from find_one(rule.source.collection, rule.named(key), {"_id": 1})) is None:
-            within = {**rule.referring(key), **({"_id": {"$nin": stuck}} if stuck else {})}
+        while (yield from find_one(rule.source.collection, rule.sources_of([key]), {"_id": 1})) is None:
+            within = {**rule.targets_of([key]), **({"_id": {"$nin": stuck}} if stuck else {})}
             rows = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
             if rows:
                 keys = [row["_id"] for row in rows]
@@ -284,12 +283,12 @@ class _Application:
             if len(rows) < most:
                 return
 
-    def _detach(self, rule: CopyRule, key: Any, keys: Sequence[Any]) -> Plan[None]:
+    def _detach(self, rule: DerivedRule, key: Any, keys: Sequence[Any]) -> Plan[None]:
         """Delete these documents, or clear their references."""
-        if (yield from find_one(rule.source.collection, rule.named(key), {"_id": 1})) is not None:
+        if (yield from find_one(rule.source.collection, rule.sources_of([key]), {"_id": 1})) is not None:
             # It came back; its insertion is another event.
             return
-        condition = {"_id": {"$in": list(keys)}, rule.reference_path: {"$eq": key}}
+        condition = {"_id": {"$in": list(keys)}, rule.on.path: {"$eq": key}}
         referring = yield from find(rule.target.collection, condition)
         ledger = Changes()
         if rule.on_delete == "cascade" and not rule.place.in_array:

@@ -12,7 +12,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from treadle.graph.gather import GroupRule
+from treadle.graph.derived import GroupRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw, aggregate, find_one
 
@@ -24,12 +24,12 @@ Bounds: TypeAlias = list[dt.datetime | None]
 
 def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:
     """What is closed at a time: per window among the keys, the first instant of the one under way."""
-    bounds: Bounds = [part.window.start_of(now) if part.window else None for part in group.key.parts]
-    if group.key.local:
+    bounds: Bounds = [part.window.start_of(now) if part.window else None for part in group.match.group]
+    if group.match.is_local:
         return bounds
     starts = {
         f"s{number}": part.window.expression("$now")
-        for number, part in enumerate(group.key.parts)
+        for number, part in enumerate(group.match.group)
         if part.window is not None
     }
     # Whoever asks holds a lease, so that this collection has a document to compute with.

@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from treadle.engine.alternate_keys import targets_of
+from treadle.engine.alternate_keys import target_keys
 from treadle.engine.contributions import keys_of_sources
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.events import AFTER, Event
-from treadle.graph.gather import GatherRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
 from treadle.plan import Plan, Raw, find
-from treadle.query.keys import ReferenceKey, distinct, freeze, freeze_all
+from treadle.query.keys import distinct, freeze, freeze_all
 from treadle.query.paths import outermost
 
 
@@ -58,17 +57,17 @@ class Dirty:
     marks: dict[ModelEntry[Any], list[Mark]] = field(default_factory=dict)
     # What targets name sources by whose copies must follow, and sources that are gone; and the ids of
     # sources whose names are to be read.
-    copies: dict[CopyRule, list[Any]] = field(default_factory=dict)
-    gone: dict[CopyRule, list[Any]] = field(default_factory=dict)
-    unnamed: dict[CopyRule, list[Any]] = field(default_factory=dict)
+    copies: dict[DerivedRule, list[Any]] = field(default_factory=dict)
+    gone: dict[DerivedRule, list[Any]] = field(default_factory=dict)
+    unnamed: dict[DerivedRule, list[Any]] = field(default_factory=dict)
     # The names that sources gave up, where what refers to them by these is not to be changed or deleted.
-    lost: dict[CopyRule, list[Any]] = field(default_factory=dict)
+    lost: dict[DerivedRule, list[Any]] = field(default_factory=dict)
     # Sources before and after their changes, whose targets are to be marked; ids of those to be read for
     # that, and of rollups' documents whose groups are to be marked.
-    sources: dict[GatherRule, list[Raw]] = field(default_factory=dict)
-    lookups: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    sources: dict[DerivedRule, list[Raw]] = field(default_factory=dict)
+    lookups: dict[DerivedRule, list[Any]] = field(default_factory=dict)
     # Events of sources that were inserted, where a target's total is remembered (`totals.py`).
-    inserted: dict[GatherRule, list[Mapping[str, Any]]] = field(default_factory=dict)
+    inserted: dict[DerivedRule, list[Mapping[str, Any]]] = field(default_factory=dict)
     documents: dict[ModelEntry[Any], list[Any]] = field(default_factory=dict)
     # Changed documents, in order, for rules that take each change by itself.
     events: dict[Rule, list[Event]] = field(default_factory=dict)
@@ -82,7 +81,7 @@ class Dirty:
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
 
-    def mark_fed(self, rule: GatherRule, key: Any) -> None:
+    def mark_fed(self, rule: DerivedRule, key: Any) -> None:
         """Mark a target of a changed source."""
         self.marks.setdefault(rule.target, []).append(Mark(key, sourced=True, arrived=None))
 
@@ -117,32 +116,35 @@ class Dirty:
 def mark_targets(dirty: Dirty) -> Plan[None]:
     """Mark what changed sources fed and feed, and the groups of rollups' documents that changed."""
     for rule, ids in dirty.lookups.items():
-        projection = None if rule.source.versions.may_change else dict.fromkeys(outermost(rule.key.paths), 1)
+        projection = (
+            None if rule.source.versions.may_change else dict.fromkeys(outermost(rule.match.fields), 1)
+        )
         documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, projection)
         dirty.sources.setdefault(rule, []).extend(documents)
     for rule, states in dirty.sources.items():
         keys = yield from keys_of_sources([rule], states)
-        for key in (yield from targets_of(rule, keys[rule])):
+        for key in (yield from target_keys(rule, keys[rule])):
             dirty.mark_fed(rule, key)
     for rule, events in dirty.inserted.items():
         _mark_arrivals(rule, events, dirty)
     for copied, ids in dirty.unnamed.items():
-        documents = yield from find(copied.source.collection, {"_id": {"$in": distinct(ids)}}, {copied.to: 1})
-        dirty.copies.setdefault(copied, []).extend(copied.names_of(documents))
+        documents = yield from find(
+            copied.source.collection, {"_id": {"$in": distinct(ids)}}, {copied.match.path: 1}
+        )
+        dirty.copies.setdefault(copied, []).extend(copied.unique_keys(documents))
     dirty.unnamed.clear()
     for entry, ids in dirty.documents.items():
         there = {"_id": {"$in": distinct(ids)}}
         for document in (yield from find(entry.collection, there, entry.key_projection())):
             dirty.mark(entry, entry.key_of(document))
-        if entry.rules.group.key.identity:
+        if entry.rules.group.identity:
             for key in ids:
                 dirty.mark(entry, [key])
 
 
-def _mark_arrivals(rule: GatherRule, events: Sequence[Mapping[str, Any]], dirty: Dirty) -> None:
+def _mark_arrivals(rule: DerivedRule, events: Sequence[Mapping[str, Any]], dirty: Dirty) -> None:
     """Mark the targets of inserted sources, each with its own."""
-    assert isinstance(rule.key, ReferenceKey)
-    key_in, arrivals = rule.key.one, dict[Any, tuple[Any, list[tuple[Any, Raw]]]]()
+    key_in, arrivals = rule.match.one, dict[Any, tuple[Any, list[tuple[Any, Raw]]]]()
     for event in events:
         document = event[AFTER]
         if (key := key_in(document)) is not None:

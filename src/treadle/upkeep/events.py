@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
+from treadle.graph.derived import DerivedRule, FormulaRule, LocalRule, aggregates_in
 from treadle.graph.events import AFTER, BEFORE, Event
-from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
@@ -62,15 +61,15 @@ class Watch:
             if implements(rule, "replay"):
                 self._add(_Replayed(rule))
                 continue
-            if isinstance(rule, GatherRule):
+            if isinstance(rule, DerivedRule) and not rule.is_copy:
                 # Rules that mark the same targets by the same keys look at each event once.
-                together: Any = rule.target, rule.source, rule.key.signature, rule.to
+                together: Any = rule.target, rule.source, rule.match, rule.on
                 if together in alike:
                     alike[together].add(rule)
                 else:
                     alike[together] = _Gathered(rule)
                     self._add(alike[together])
-            elif isinstance(rule, CopyRule):
+            elif isinstance(rule, DerivedRule) and rule.is_copy:
                 self._add(_Copied(rule))
             if rule.target not in own:
                 own[rule.target] = _Own(rule.target)
@@ -209,17 +208,17 @@ class _Watcher:
 class _Gathered(_Watcher):
     """Values that one target gathers from the collection by one key."""
 
-    def __init__(self, rule: GatherRule) -> None:
+    def __init__(self, rule: DerivedRule) -> None:
         super().__init__(rule.source)
-        self.rules: list[GatherRule] = []
+        self.rules: list[DerivedRule] = []
         # A document of an older version is converted before its keys are read off; for that any field counts.
         self.whole = rule.source.versions.may_change
-        self.shown = set(rule.key.paths)
+        self.shown = set(rule.match.fields)
         # Whether inserted sources are added to totals.
         self.counted = False
         self.add(rule)
 
-    def add(self, rule: GatherRule) -> None:
+    def add(self, rule: DerivedRule) -> None:
         self.rules.append(rule)
         self.watch(None if self.whole else rule.reads().get(self.collection, ()))
 
@@ -238,7 +237,7 @@ class _Gathered(_Watcher):
         written = event.kind in ("insert", "replace")
         if written and AFTER in raw:
             dirty.sources.setdefault(rule, []).append(raw[AFTER])
-        moved = event.kind != "insert" and (self.whole or event.touches(rule.key.paths))
+        moved = event.kind != "insert" and (self.whole or event.touches(rule.match.fields))
         before = raw.get(BEFORE)
         if before:
             dirty.sources.setdefault(rule, []).append(before)
@@ -267,31 +266,31 @@ class _Replayed(_Watcher):
 class _Copied(_Watcher):
     """A copy of documents of the collection."""
 
-    def __init__(self, rule: CopyRule) -> None:
+    def __init__(self, rule: DerivedRule) -> None:
         super().__init__(rule.source)
         self.rule = rule
         older = rule.source.versions.may_change
         self.watch(None if older else rule.reads().get(self.collection, ()))
-        self.shown = set() if rule.to == "_id" else {rule.to}
+        self.shown = {rule.match.path} if rule.alternate_key else set()
 
     def note(self, event: Event, dirty: Dirty) -> None:
         """Note a source whose copies must follow, or that is gone."""
-        if self.rule.to != "_id":
+        if self.rule.alternate_key:
             self._note_named(event, dirty)
         elif event.kind == "delete":
             if self.rule.on_delete != "keep":
                 dirty.gone.setdefault(self.rule, []).append(event.key)
-        elif event.kind == "insert" or self.rule.synced:
+        elif event.kind == "insert" or self.rule.copied.synced:
             dirty.copies.setdefault(self.rule, []).append(event.key)
 
     def _note_named(self, event: Event, dirty: Dirty) -> None:
         """The same where targets name it by a field, which it may have lost."""
         rule, before = self.rule, event.raw.get(BEFORE)
-        if event.kind != "insert" and event.touches({rule.to}):
+        if event.kind != "insert" and event.touches({rule.match.path}):
             if before and rule.on_delete != "keep":
                 followed = event.kind == "delete" or rule.on_delete == "clear"
                 names = dirty.gone if followed else dirty.lost
-                names.setdefault(rule, []).extend(rule.names_of([before]))
+                names.setdefault(rule, []).extend(rule.unique_keys([before]))
             elif not before:
                 # Nobody sent the name that it had.
                 dirty.blind[rule] = self.collection
@@ -308,20 +307,20 @@ class _Own(_Watcher):
         # The fields that it is known to follow from, also where any other may matter.
         self.inputs: set[str] = set(self.paths or ())
         # Cards with values of a moment, and their references, as they were before a change.
-        self.keeping: list[CopyRule] = []
+        self.keeping: list[DerivedRule] = []
         # Where a rollup's document holds its group's values.
-        self.shown = set(entry.rules.group.key.targets) if entry.rules.group is not None else set()
+        self.shown = set(entry.rules.group.on.fields) if entry.rules.group is not None else set()
 
     def add(self, rule: Rule) -> None:
         self.maintained.update(owned.path for owned in rule.owns())
         inputs = rule.reads()[self.collection] if isinstance(rule, (FormulaRule, LocalRule)) else set()
-        if isinstance(rule, GatherRule) and rule.to is not None:
-            inputs = {rule.to}
-        if isinstance(rule, CopyRule):
-            inputs = {rule.reference_path}
-            if rule.snapshots:
+        if isinstance(rule, DerivedRule) and not rule.is_copy and rule.alternate_key:
+            inputs = {rule.alternate_key}
+        if isinstance(rule, DerivedRule) and rule.is_copy:
+            inputs = {rule.on.path}
+            if rule.copied.snapshots:
                 self.keeping.append(rule)
-                self.shown |= {top(rule.reference_path), rule.top}
+                self.shown |= {top(rule.on.path), rule.copied.top}
         self.watch(inputs)
         self.inputs |= inputs or set()
 
@@ -355,10 +354,10 @@ class _Own(_Watcher):
         states = [event.raw[end] for end in (BEFORE, AFTER) if event.raw.get(end)]
         for state in states:
             dirty.mark(self.entry, self.entry.key_of(state))
-        if event.kind != "delete" or self.entry.rules.group.key.identity:
+        if event.kind != "delete" or self.entry.rules.group.identity:
             dirty.documents.setdefault(self.entry, []).append(event.key)
         elif not states:
-            dirty.blind.update(dict.fromkeys(self.entry.rules.of_type(GatherRule), self.collection))
+            dirty.blind.update(dict.fromkeys(aggregates_in(self.entry), self.collection))
 
     def _renewed(self, event: Event) -> frozenset[str]:
         """The references that changed, and not their cards too, where cards keep values of a moment."""
@@ -366,10 +365,10 @@ class _Own(_Watcher):
         return frozenset(name for name in names if any(_renews(rule, plain(name)) for rule in self.keeping))
 
 
-def _renews(rule: CopyRule, path: str) -> bool:
-    if not overlap(path, rule.reference_path):
+def _renews(rule: DerivedRule, path: str) -> bool:
+    if not overlap(path, rule.on.path):
         return False
-    return path == rule.reference_path or not overlap(path, rule.path)
+    return path == rule.on.path or not overlap(path, rule.path)
 
 
 def _of_update(value: Any) -> Raw:

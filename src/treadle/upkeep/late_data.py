@@ -19,8 +19,8 @@ from bson import ObjectId
 from bson.errors import InvalidBSON
 from pymongo.errors import OperationFailure
 
+from treadle.graph.derived import GroupRule, aggregates_in
 from treadle.graph.events import AFTER, BEFORE
-from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.stored_pages import chunks
@@ -176,19 +176,19 @@ def _newest(
         {"$sort": {"_id": -1}},
         {"$limit": SCHEDULE_EVENTS_FIRST},
     ]
-    stages = [*newest, *group.key.stages(None, False), {"$group": {"_id": f"${KEY}"}}]
+    stages = [*newest, *group.match.stages(), {"$group": {"_id": f"${KEY}"}}]
     keys = [row["_id"] for row in (yield from aggregate(group.source.collection, stages))]
     return {
         freeze(key): key
         for key in keys
-        if key is not None and group.key.checked(key) is not None and is_closed(key, bounds)
+        if key is not None and group.match.checked(key) is not None and is_closed(key, bounds)
     }
 
 
 def _single_window(group: GroupRule) -> int | None:
     """The number of the key's one window, if Python can tell it, and whatever has none concerns no group."""
-    windows = [(number, part) for number, part in enumerate(group.key.parts) if part.window is not None]
-    if len(windows) != 1 or not group.key.local or group.source.versions.may_change:
+    windows = [(number, part) for number, part in enumerate(group.match.group) if part.window is not None]
+    if len(windows) != 1 or not group.match.is_local or group.source.versions.may_change:
         return None
     ((number, part),) = windows
     return None if part.optional else number
@@ -202,7 +202,7 @@ def _passing_over(group: GroupRule, windows: Sequence[Any]) -> list[Raw]:
     """
     if not windows:
         return []
-    part = next(part for part in group.key.parts if part.window is not None)
+    part = next(part for part in group.match.group if part.window is not None)
     assert part.window is not None
     path = f"{AFTER}.{part.source}"
     inside = sorted(each for start in windows if (each := part.window.inside(start)) is not None)
@@ -228,7 +228,7 @@ def _stages(
     # Of inserts, which are most of what comes late, no more is needed than their key.
     projection = {name: {"$cond": [inserted, "$$REMOVE", value]} for name, value in projection.items()}
     for name, path in (("after", AFTER), ("before", BEFORE)):
-        key = [part.expression(f"{path}.") for part in group.key.parts]
+        key = [part.expression(f"{path}.") for part in group.match.group]
         projection[name] = {"$cond": [{"$eq": [{"$type": f"${path}"}, "object"]}, key, None]}
     if group.source.versions.may_change:
         chain = group.source.versions
@@ -255,7 +255,7 @@ def _stages(
 def _watched(group: GroupRule) -> set[str] | None:
     """The source's fields on which any value of the rollup depends; None for all."""
     watched = filter_references(group.where) or set()
-    for rule in group.target.rules.of_type(GatherRule):
+    for rule in aggregates_in(group.target):
         paths = rule.reads()[group.source.collection]
         if paths is None:
             return None
@@ -279,11 +279,11 @@ def _note(
         paths = [path for path in touched(event) if not is_reserved(path)]
         if watched is not None and not any(overlap(path, each) for path in paths for each in watched):
             return
-        moved = any(overlap(path, each) for path in paths for each in group.key.paths)
+        moved = any(overlap(path, each) for path in paths for each in group.match.fields)
     if event.get("after") is None and kind == "update":
         changed.ids.append(event["documentKey"]["_id"])
     for key in (event.get("after"), event.get("before")):
-        if key is not None and group.key.checked(key) is not None:
+        if key is not None and group.match.checked(key) is not None:
             changed.keys[freeze(key)] = key
     if event.get("before") is None and moved:
         changed.unknown = f"{group.source.collection}: the server kept no former state of a changed document"
@@ -293,6 +293,6 @@ def _look_up(group: GroupRule, changed: ChangedGroups) -> Plan[None]:
     """The present groups of sources that were updated."""
     for ids in chunks(distinct(changed.ids), SCHEDULE_LOOKUP_MAX):
         there = {"$match": {"_id": {"$in": ids}}}
-        stages = [there, *group.key.stages(None, False), {"$group": {"_id": f"${KEY}"}}]
+        stages = [there, *group.match.stages(), {"$group": {"_id": f"${KEY}"}}]
         for row in (yield from aggregate(group.source.collection, stages)):
             changed.keys[freeze(row["_id"])] = row["_id"]

@@ -18,8 +18,7 @@ from treadle.engine.groups import group_keys, key_stages
 from treadle.engine.lease import Lease
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
 from treadle.engine.version_upgrade import has_outdated
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule, GroupRule
+from treadle.graph.derived import DerivedRule, GroupRule, aggregates_in, copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import readable
@@ -29,7 +28,7 @@ from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
-from treadle.query.keys import KEY, GroupKey, distinct
+from treadle.query.keys import KEY, Key, distinct
 from treadle.upkeep.closed import Bounds, closed_match
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import GROUP_PAGE
@@ -53,9 +52,9 @@ def perform(collection: str, stages: Sequence[Raw]) -> Plan[None]:
 # -- what is computed ---------------------------------------------------------------------------
 
 
-def _branches(rules: Sequence[GatherRule]) -> list[list[GatherRule]]:
+def _branches(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
     """Rules that one `$group` computes, those with the fewest conditions first."""
-    branches: dict[Any, list[GatherRule]] = {}
+    branches: dict[Any, list[DerivedRule]] = {}
     for rule in rules:
         branches.setdefault(rule.group_key, []).append(rule)
     return list(branches.values())
@@ -66,9 +65,9 @@ class Accumulators:
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
-        self.of_rule: dict[GatherRule, dict[str, str]] = {}
+        self.of_rule: dict[DerivedRule, dict[str, str]] = {}
 
-    def of(self, branch: int, rules: Sequence[GatherRule]) -> Raw:
+    def of(self, branch: int, rules: Sequence[DerivedRule]) -> Raw:
         """The accumulators of a branch; notes by which path each rule finds its own."""
         stage: Raw = {}
         for rule in rules:
@@ -85,13 +84,13 @@ class Accumulators:
         return list(self._names.values())
 
 
-def can_merge(rule: GatherRule) -> bool:
+def can_merge(rule: DerivedRule) -> bool:
     """Return whether the server can compute the values of a rule by itself."""
     paths = {name: f"${name}" for name in rule.aggregate.accumulators()}
     return bool(paths) and rule.aggregate.finish_expressions(paths) is not None
 
 
-def _finish(rule: GatherRule, accumulators: Accumulators) -> Raw:
+def _finish(rule: DerivedRule, accumulators: Accumulators) -> Raw:
     """Return the values of a rule, as expressions over the accumulators that a stage computed."""
     return rule.aggregate.finish_expressions(accumulators.of_rule[rule]) or {}
 
@@ -108,9 +107,9 @@ def _joined(first: list[Raw], others: Sequence[tuple[str, list[Raw]]], names: Se
 # -- rollups ----------------------------------------------------------------------------------------
 
 
-def key_paths(key: GroupKey) -> list[str]:
+def key_paths(key: Key) -> list[str]:
     """Where the parts of a group's key stand after `$group`."""
-    return [f"_id.k{number}" for number in range(len(key.parts))]
+    return [f"_id.k{number}" for number in range(len(key.group))]
 
 
 def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
@@ -118,17 +117,15 @@ def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
     group = entry.rules.group
     accumulators = Accumulators()
     pipelines: list[list[Raw]] = []
-    identity = {f"k{number}": part.expression() for number, part in enumerate(group.key.parts)}
+    identity = {f"k{number}": part.expression() for number, part in enumerate(group.match.group)}
     required = [
         {path: {"$ne": None}}
-        for path, part in zip(key_paths(group.key), group.key.parts, strict=True)
+        for path, part in zip(key_paths(group.match), group.match.group, strict=True)
         # A join on plain fields takes no null; such groups are computed in another way.
-        if not part.optional or not group.key.identity
+        if not part.optional or not group.identity
     ]
     kept = {"$and": [*required, *([after] if after else [])]}
-    for number, rules in enumerate(
-        _branches([group, *(r for r in entry.rules.of_type(GatherRule) if r is not group)])
-    ):
+    for number, rules in enumerate(_branches([group, *(r for r in aggregates_in(entry) if r is not group)])):
         chosen = [each for each in (before, rules[0].where) if each]
         stages: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
         stages.append({"$group": {"_id": identity, **accumulators.of(number, rules)}})
@@ -138,11 +135,11 @@ def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
         source = group.source.collection
         others = [(source, branch) for branch in pipelines[1:]]
         stages = _joined(stages, others, accumulators.names)
-    projection: Raw = {"_id": "$_id.k0"} if group.key.identity else {"_id": 0}
-    if not group.key.identity:
-        for number, part in enumerate(group.key.parts):
+    projection: Raw = {"_id": "$_id.k0"} if group.identity else {"_id": 0}
+    if not group.identity:
+        for number, part in enumerate(group.match.group):
             projection[part.target] = f"$_id.k{number}"
-    for rule in entry.rules.of_type(GatherRule):
+    for rule in aggregates_in(entry):
         projection.update(_finish(rule, accumulators))
     return [*stages, {"$project": projection}]
 
@@ -155,17 +152,17 @@ def merge_groups(
     Into an empty collection they are only inserted, which is quicker.
     """
     group = entry.rules.group
-    stamps = stamps_of(entry.rules.of_type(GatherRule))
+    stamps = stamps_of(aggregates_in(entry))
     formulas = formula_stages(entry)
-    taken = {path: f"$$new.{path}" for rule in entry.rules.of_type(GatherRule) for path in rule.empty()}
+    taken = {path: f"$$new.{path}" for rule in aggregates_in(entry) for path in rule.empty()}
     matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: lease.token, **BUMP}}, *formulas]
     into: Raw = {
         "into": entry.collection,
         "whenMatched": "fail" if empty else matched,
         "whenNotMatched": "insert",
     }
-    if not group.key.identity:
-        into["on"] = group.key.targets
+    if not group.identity:
+        into["on"] = group.on.fields
     new: list[Raw] = [{"$set": {**stamps, RUN: lease.token, REVISION: 1}}, *formulas]
     return [*group_stages(entry, before, after), *lease.held_stages(HELD), *new, {"$merge": into}]
 
@@ -173,7 +170,7 @@ def merge_groups(
 # -- fields of targets that exist ---------------------------------------------------------------------
 
 
-def merge_fields(entry: ModelEntry[Any], rules: Sequence[GatherRule], lease: Lease) -> list[Raw]:
+def merge_fields(entry: ModelEntry[Any], rules: Sequence[DerivedRule], lease: Lease) -> list[Raw]:
     """The recomputation of fields in all targets, from the targets' collection.
 
     Begins with every target, so that one whose last source has left is set
@@ -184,7 +181,7 @@ def merge_fields(entry: ModelEntry[Any], rules: Sequence[GatherRule], lease: Lea
     for number, together in enumerate(_branches(rules)):
         rule = together[0]
         stages: list[Raw] = [{"$match": rule.where}] if rule.where else []
-        stages += rule.key.stages(None, rule.per_element)
+        stages += rule.match.stages(None, rule.unit)
         grouped = {"$group": {"_id": f"${KEY}", **accumulators.of(number, together)}}
         others.append((rule.source.collection, [*stages, grouped]))
     projection: Raw = {}
@@ -229,7 +226,7 @@ class GroupWork:
         self.entry = entry
         self.lease = lease
         self.group: GroupRule = entry.rules.group
-        self.key = self.group.key
+        self.key = self.group.match
         self.written = 0
         self.removed = 0
 
@@ -264,18 +261,18 @@ class GroupWork:
 
     def scopes(self, keys: Sequence[list[Any]]) -> list[Scope]:
         """Whole windows where there are windows, else single groups."""
-        windows = [number for number, part in enumerate(self.key.parts) if part.window is not None]
-        numbers = windows or range(len(self.key.parts))
+        windows = [number for number, part in enumerate(self.key.group) if part.window is not None]
+        numbers = windows or range(len(self.key.group))
         return distinct({number: key[number] for number in numbers} for key in keys)
 
     def _sources_in(self, scope: Scope) -> Raw:
-        return {"$and": [self.key.parts[number].match([value]) for number, value in scope.items()]}
+        return {"$and": [self.key.group[number].match([value]) for number, value in scope.items()]}
 
     def _sources_between(self, first: Bounds, last: Bounds) -> Raw:
         """A filter by dates that lets at least the sources of these windows through."""
         windows = [
             (part, part.window, start, end)
-            for part, start, end in zip(self.key.parts, first, last, strict=True)
+            for part, start, end in zip(self.key.group, first, last, strict=True)
             if part.window is not None and end is not None
         ]
         if len(windows) != 1 or windows[0][0].optional:
@@ -292,7 +289,7 @@ class GroupWork:
         """Compute groups from sources that match; remove the documents of those that are gone."""
         entry, key = self.entry, self.key
         has_archive = self.group.source.sources.archive is not None
-        mergeable = all(map(can_merge, entry.rules.of_type(GatherRule)))
+        mergeable = all(map(can_merge, aggregates_in(entry)))
         if (
             entry.effects.on_write
             or has_archive
@@ -311,9 +308,9 @@ class GroupWork:
             yield from self._mend(within)
             return
         yield from self.lease.check()
-        optional = [] if key.identity else [part.target for part in key.parts if part.optional]
+        optional = [] if self.group.identity else [part.target for part in key.group if part.optional]
         # Groups without a value were left out of the merge.
-        conditions = [within(key.targets), *({path: {"$ne": None}} for path in optional)]
+        conditions = [within(self.group.on.fields), *({path: {"$ne": None}} for path in optional)]
         chosen = [each for each in conditions if each]
         mine = {"$and": [*chosen, {RUN: self.lease.token}]}
         unstamped = {"$or": [{RUN: {"$lt": self.lease.token}}, {RUN: None}]}
@@ -328,9 +325,9 @@ class GroupWork:
                 yield from delete_many(entry.collection, {"$and": [*chosen, unstamped]})
             ).deleted_count
         if optional:
-            nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.parts) if part.optional]
+            nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.group) if part.optional]
             yield from self._mend(within, {"$or": nulls})
-        if entry.rules.of_type(CopyRule):
+        if copies_in(entry):
             reading = find(entry.collection, mine, entry.key_projection())
             rows = yield from readable(entry.model.__name__, reading)
             yield from self._mend_keys([entry.key_of(each) for each in rows])
@@ -349,12 +346,12 @@ class GroupWork:
 
     def _mend(self, within: GroupFilter, besides: Raw | None = None) -> Plan[None]:
         """The same in transactions, group by group, with all that follows."""
-        paths = [f"{KEY}.{number}" for number in range(len(self.key.parts))]
+        paths = [f"{KEY}.{number}" for number in range(len(self.key.group))]
         chosen = [each for each in (within(paths), besides) if each]
         only: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
         stages = key_stages(self.group, only)
         present = yield from group_keys(self.entry, stages, stages)
-        documents = [{"$project": {KEY: self.key.target_expression()}}, *only, stages[-1]]
+        documents = [{"$project": {KEY: self.group.on.expression()}}, *only, stages[-1]]
         reading = aggregate(self.entry.collection, documents)
         rows = yield from readable(self.entry.model.__name__, reading)
         present = distinct(present)

@@ -28,7 +28,8 @@ def signature(rule: Rule) -> str:
     marked = any(isinstance(mark, Pattern) for mark in rule.place.field.shape.metadata)
     declared = [rule.declared] if marked else []
     watched = {name: sorted(paths or ()) for name, paths in sorted(rule.reads().items())}
-    copied = [getattr(rule, name, None) for name in ("copied", "card")]
+    aggregate = getattr(rule, "aggregate", None)
+    copied = [getattr(aggregate, name, None) for name in ("fields", "card")]
     described = repr((declared, rule.target.collection, rule.path, watched, copied))
     return f"{rule.place.label}:{zlib.crc32(described.encode()):08x}"
 

@@ -191,6 +191,6 @@ def _changed_since(graph: Graph, rules: Sequence[Rule], pre_images: bool, since:
     yield from stream.close()
     yield from mark_targets(dirty)
     for rule, changed in dirty.copies.items():
-        for each in (yield from find(rule.target.collection, rule.referring(*changed), {"_id": 1})):
+        for each in (yield from find(rule.target.collection, rule.targets_of(changed), {"_id": 1})):
             dirty.mark(rule.target, each["_id"])
     return dirty

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.engine.alternate_keys import targets_of
+from treadle.engine.alternate_keys import target_keys
 from treadle.engine.contributions import keys_of_sources
 from treadle.engine.fan_outs import finish
 from treadle.engine.propagate import FanOut
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import aggregates_of, copies_in, copies_of
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import SET_ASIDE, around
@@ -111,15 +110,13 @@ def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: A
         return
     for document in (yield from find(entry.collection, by_id(key))):
         yield from _detach(graph, server, entry.kinds.of(document), document)
-        for rule in entry.effects.of_type(CopyRule, "write"):
-            if not (rule.synced and rule.source.targets.admits(document)):
+        for rule in copies_of(entry):
+            if not (rule.copied.synced and rule.source.targets.admits(document)):
                 continue
-            fan_out = FanOut(rule, rule.name_of(document))
+            fan_out = FanOut(rule, rule.unique_key(document))
             yield from finish(graph, server, fan_out, {"after": None, "n": -1})
-        for gather, keys in (
-            yield from keys_of_sources(entry.effects.of_type(GatherRule, "write"), [document])
-        ).items():
-            yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
+        for gather, keys in (yield from keys_of_sources(aggregates_of(entry), [document])).items():
+            yield from _mend(graph, server, gather.target, (yield from target_keys(gather, distinct(keys))))
 
 
 def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
@@ -135,12 +132,12 @@ def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequ
 def _detach(graph: Graph, server: Capabilities, entry: ModelEntry[Any], document: Raw) -> Plan[None]:
     """Do as `on_delete` says where a source is gone to which the document still refers."""
     dirty = Dirty()
-    for rule in entry.rules.of_type(CopyRule, "stream"):
-        references = distinct(key for _, key in rule.references(document) if key is not None)
+    for rule in copies_in(entry, "stream"):
+        references = distinct(slot.key for slot in rule.slots(document) if slot.key is not None)
         if rule.on_delete == "keep" or not references:
             continue
-        there = yield from find(rule.source.collection, rule.named(*references), {rule.to: 1})
-        present = set(map(freeze, rule.names_of(there)))
+        there = yield from find(rule.source.collection, rule.sources_of(references), {rule.match.path: 1})
+        present = set(map(freeze, rule.unique_keys(there)))
         gone = [key for key in references if freeze(key) not in present]
         if gone:
             dirty.gone[rule] = gone

@@ -25,7 +25,7 @@ from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.lease import Lease, LeaseLost
 from treadle.engine.version_upgrade import has_outdated
 from treadle.errors import DataError, UsageError
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule, aggregates_in
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import code_of
@@ -99,7 +99,7 @@ def jobs(graph: Graph) -> list[Job]:
                 by_period.setdefault(rule.every, []).append(rule)
         name = entry.model.__name__
         if entry.rules.group is not None and entry.rules.group.maintain == "schedule":
-            (every,) = {rule.every for rule in entry.rules.of_type(GatherRule) if rule.every is not None}
+            (every,) = {rule.every for rule in aggregates_in(entry) if rule.every is not None}
             planned.append(Job(name, entry, tuple(by_period.pop(every)), every))
         for every, rules in by_period.items():
             planned.append(Job(f"{name} every {every}", entry, tuple(rules), every))
@@ -262,9 +262,13 @@ class Scheduler:
     def _compute(self, job: Job, now: dt.datetime) -> Plan[Ran]:
         """Compute the fields of all documents of a model."""
         entry = job.entry
-        mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and merging.can_merge(rule)]
+        mergeable = [
+            rule
+            for rule in job.rules
+            if isinstance(rule, DerivedRule) and not rule.is_copy and merging.can_merge(rule)
+        ]
         # A merge joins by id.
-        mergeable = [rule for rule in mergeable if rule.to is None]
+        mergeable = [rule for rule in mergeable if not rule.alternate_key]
         older = False
         for source in {rule.source for rule in mergeable}:
             older = older or (yield from has_outdated(source))

@@ -10,13 +10,13 @@ from typing import Any, Literal
 from pymongo.errors import OperationFailure
 
 from treadle.engine import fan_outs, lease
-from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import SET_ASIDE
 from treadle.graph.rule import Rule
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
+from treadle.query.keys import freeze
 from treadle.upkeep import controls, fingerprints, position
 from treadle.upkeep.aside import SetAsideDocument, listed
 from treadle.upkeep.change_stream import BEATS, CONTROLS, ChangeStream, operation_time, places

@@ -23,12 +23,12 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.recompute import Fold, Recomputation, Values, recompute
 from treadle.graph.aggregate import RECOMPUTE, SourceCount, State
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
-from treadle.query.keys import ReferenceKey, freeze
+from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 from treadle.upkeep.change_stream import operation_time
 from treadle.upkeep.dirty import Mark
@@ -70,9 +70,9 @@ class Totals:
         self._totals[entry, key] = total
 
 
-def countable(entry: ModelEntry[Any]) -> list[GatherRule]:
+def countable(entry: ModelEntry[Any]) -> list[DerivedRule]:
     """The rules of a model that totals serve: all that gather, from one source by one key; else none."""
-    rules = Recomputation.of(entry, "stream").gathers
+    rules = Recomputation.of(entry, "stream").aggregates
     if not rules or entry.rules.group is not None:
         return []
     return (
@@ -80,11 +80,10 @@ def countable(entry: ModelEntry[Any]) -> list[GatherRule]:
     )
 
 
-def _is_countable(rule: GatherRule) -> bool:
+def _is_countable(rule: DerivedRule) -> bool:
     return (
-        isinstance(rule.key, ReferenceKey)
-        and not (rule.key.array_depth or rule.per_element or rule.where or rule.server_side)
-        and rule.to is None
+        not (rule.match.group or rule.match.arrays or rule.unit or rule.where or rule.server_side)
+        and not rule.alternate_key
         and rule.source.sources.archive is None
         and not rule.source.versions.may_change
         and bool(rule.aggregate.accumulators())
@@ -159,7 +158,7 @@ class Counted:
         collection = rule.source.collection
         command: Raw = {
             "aggregate": collection,
-            "pipeline": [{"$match": rule.key.match(keys)}, *self._fold.stages(keys)],
+            "pipeline": [{"$match": rule.match.condition(keys)}, *self._fold.stages(keys)],
             # What else refers to one of them, in a list, is a group too.
             "cursor": {"batchSize": REPLY_DOCUMENTS},
             "readConcern": {"level": "snapshot", "atClusterTime": at},
@@ -186,7 +185,7 @@ class Counted:
             self._totals.keep(self._entry, key, total)
 
 
-def _added(rules: Sequence[GatherRule], total: Total, mark: Mark) -> Total | None:
+def _added(rules: Sequence[DerivedRule], total: Total, mark: Mark) -> Total | None:
     """Return a total with the sources that arrived; None where all must be counted again."""
     if mark.arrived is None:
         return None

@@ -18,8 +18,7 @@ from treadle.engine.lease import holder
 from treadle.engine.pages import projection_of
 from treadle.engine.recompute import Recomputation
 from treadle.engine.salvage import salvage
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Pace, Report
@@ -33,7 +32,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import message_of
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
-from treadle.query.paths import overlap, places_of, plain, value_at
+from treadle.query.paths import overlap, plain, value_at
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.position import NAME as WORKER
 from treadle.upkeep.sweep import Sweep
@@ -254,26 +253,19 @@ def examine(server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Ra
 def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterator[Finding]:
     """What of a document is not as it should be."""
     entry = recomputation.entry
-    places: list[tuple[str, str, Any, Any]] = []
     for rule in recomputation.rules:
+        aggregate = rule.aggregate if isinstance(rule, DerivedRule) and not rule.is_copy else None
         pattern = (
-            entry.rules.group.pattern
-            if entry.rules.group is not None and rule.source is not entry
-            else rule.pattern
+            rule.pattern if aggregate is None or entry.rules.group is None else entry.rules.group.pattern
         )
-        if isinstance(rule, CopyRule):
-            rights = dict(places_of(right, rule.steps))
-            for prefix, container in places_of(document, rule.steps):
-                stored, should = container.get(rule.name), rights[prefix].get(rule.name)
-                places.append((rule.pattern, prefix + rule.name, stored, should))
-            continue
-        for path in rule.empty() if isinstance(rule, GatherRule) else [rule.path]:
-            stored, should = value_at(document, path), value_at(right, path)
-            if isinstance(rule, GatherRule) and rule.aggregate.refuse({path: should}) is not None:
-                # Whatever is stored is not what it should be, which cannot be stored.
+        for (path, stored), (_, should) in zip(_values(rule, document), _values(rule, right), strict=True):
+            # What the field cannot hold cannot be stored, so that no stored value is correct.
+            refused = aggregate is not None and aggregate.refuse({path: should}) is not None
+            if refused or not same(stored, should):
                 yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)
-                continue
-            places.append((pattern, path, stored, should))
-    for pattern, path, stored, should in places:
-        if not same(stored, should):
-            yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)
+
+
+def _values(rule: Rule, document: Raw) -> list[tuple[str, Any]]:
+    if isinstance(rule, DerivedRule):
+        return rule.values(document)
+    return [(rule.path, value_at(document, rule.path))]

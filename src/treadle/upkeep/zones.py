@@ -32,7 +32,7 @@ WELL_KNOWN = (
 def declared_zones(graph: Graph) -> list[str]:
     """The time zones by which windows are cut."""
     groups = [entry.rules.group for entry in graph.entries.values() if entry.rules.group is not None]
-    windows = [part.window for group in groups for part in group.key.parts if part.window is not None]
+    windows = [part.window for group in groups for part in group.match.group if part.window is not None]
     return sorted({window.timezone for window in windows if not window.utc})
 
 

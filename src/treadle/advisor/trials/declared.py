@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.graph.aggregate import Extreme, FirstDocuments, NumberAverage, NumberSum, SourceCount
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.graph import Graph
 from treadle.model.document import Document
-from treadle.patterns.extended_reference import ReferenceRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +99,39 @@ def patterns_of(models: Iterable[type[Document]]) -> Patterns:
 
 
 def _pattern(rule: Any) -> Any:
-    if isinstance(rule, ReferenceRule) and not rule.place.in_array:
+    if isinstance(rule, DerivedRule) and rule.is_copy and not rule.place.in_array:
         paths = {
             each.source: rule.path if each.card is None else f"{rule.path}.{each.card}"
-            for each in rule.copied
+            for each in rule.copied.fields
         }
-        ends = (rule.target.collection, rule.path, rule.reference_path, rule.source.collection)
-        return Card(*ends, paths, rule.to)
-    if isinstance(rule, GatherRule) and rule.target.rules.group is None:
+        ends = (rule.target.collection, rule.path, rule.on.path, rule.source.collection)
+        return Card(*ends, paths, rule.match.path)
+    if isinstance(rule, DerivedRule) and not rule.is_copy and rule.target.rules.group is None:
         ranked = rule.aggregate
         if not isinstance(ranked, FirstDocuments):
             return _value(rule)
         fields = {source: card for card, source in ranked.card.items()}
         return First(
-            rule.target.collection, rule.path, rule.source.collection, rule.by.stored,
-            tuple(ranked.sort), ranked.size, fields, dict(rule.where), rule.to or "_id",
+            rule.target.collection, rule.path, rule.source.collection, rule.match.path,
+            tuple(ranked.sort), ranked.size, fields, dict(rule.where), rule.on.path,
         )  # fmt: skip
     return None
 
 
-def _value(rule: GatherRule) -> Value | None:
+def _value(rule: DerivedRule) -> Value | None:
     aggregate, of = rule.aggregate, rule.aggregate.operand.path
     operator = {SourceCount: "count", NumberSum: "sum", NumberAverage: "average"}.get(type(aggregate))
     if isinstance(aggregate, Extreme):
         operator = aggregate.operator.removeprefix("$")
-    if operator is None or rule.by.in_array or (operator != "count" and not of):
+    if operator is None or rule.match.arrays or (operator != "count" and not of):
         return None
     return Value(
         rule.target.collection,
         rule.path,
         rule.source.collection,
-        rule.by.stored,
+        rule.match.path,
         operator,
         of,
         dict(rule.where),
-        rule.to or "_id",
+        rule.on.path,
     )

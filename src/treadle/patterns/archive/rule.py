@@ -24,7 +24,7 @@ from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice
 from treadle.graph.calls import ArrayRule, CounterRule, HierarchyRule, PastRule
 from treadle.graph.changes import Changes
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import DerivedRule
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding, Report
 from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule, Storage
@@ -96,11 +96,10 @@ class ArchiveRule(ArchivePlaces):
 
     def _needed_indexes(self) -> list[IndexModel]:
         """By which filters, and derived values, find what is archived."""
-        others = (ArchiveRule,) if self.declared.counted else (ArchiveRule, GatherRule)
         return [
             index
             for rule in self.graph.rules
-            if not isinstance(rule, others)
+            if not isinstance(rule, ArchiveRule) and (self.declared.counted or not _aggregates(rule))
             for source, index in rule.storage().indexes
             if source.collection == self.target.collection
         ]
@@ -194,3 +193,7 @@ class ArchiveRule(ArchivePlaces):
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
         return (yield from inspection.mend(self, keys)) if keys is not None else []
+
+
+def _aggregates(rule: Rule) -> bool:
+    return isinstance(rule, DerivedRule) and not rule.is_copy

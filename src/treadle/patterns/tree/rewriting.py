@@ -48,7 +48,7 @@ def _update(tree: Tree, chosen: Raw, update: Plan[Any], changes: Changes) -> Pla
     watched = entry.effects.followed if derived.feeds or derived.records else set()
     stored = tree.roles.values()
     feeds = watched is None or any(overlap(one, other) for one in watched for other in stored)
-    copies = any(overlap(rule.reference_path, path) for rule in derived.copies for path in stored)
+    copies = any(overlap(rule.on.path, path) for rule in derived.copies for path in stored)
     if not feeds and not copies:
         yield from update
         return

@@ -19,7 +19,6 @@ from treadle.engine import follow, lease
 from treadle.engine.salvage import divide
 from treadle.engine.version_upgrade import store_converted
 from treadle.errors import DataError
-from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Progress, resting
@@ -30,6 +29,7 @@ from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import UndecodableId, Unreadable
 from treadle.plan.server_errors import message_of, translate
+from treadle.query.keys import freeze
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (

@@ -7,12 +7,12 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.graph.gather import freeze
 from treadle.graph.quarantine import SET_ASIDE
 from treadle.graph.stored_pages import chunks, starting_at
 from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, by_id, find, update_many
 from treadle.plan.server_errors import is_about_one_document
+from treadle.query.keys import freeze
 from treadle.upkeep.migrations.run import Run, write_each
 
 

@@ -10,7 +10,6 @@ from pymongo.errors import BulkWriteError
 
 from treadle.engine.lease import Lease
 from treadle.errors import UsageError
-from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
 from treadle.graph.model_entry import ModelEntry
@@ -20,6 +19,7 @@ from treadle.graph.versions import VersionChain
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
+from treadle.query.keys import freeze
 from treadle.upkeep.jobs import Throttle, check_throttle
 
 # Documents set aside that are listed at a time.
