@@ -199,6 +199,7 @@ def test_an_application_without_a_lifespan_is_told_so():
     ("error", "status"),
     [
         (UsageError("x", code="limit-invalid"), 400),
+        (UsageError("x", code="index-missing"), 503),
         (InvalidValue("x", code="document-invalid"), 422),
         (DataError("x", code="document-invalid"), 500),
         (DataError("x", code="reference-restricted"), 409),

@@ -8,7 +8,7 @@
         return await store.require(Product, id)
 
 A missing document answers 404, a conflict or a duplicate 409, a value that the
-model refuses 422.
+model refuses 422, a missing index 503.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _BY_CODE = {
     "array-owner-missing": 404,
     "document-invalid": 500,
     "id-invalid": 422,
+    # The application is deployed without its indexes; the caller may try again.
+    "index-missing": 503,
     "tree-node-missing": 404,
 }
 _BY_CLASS: list[tuple[type | tuple[type, ...], int]] = [
@@ -98,7 +100,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def status_of(error: TreadleError) -> int:
-    """The caller's mistakes are 4xx; what the database holds against a call is 409."""
+    """Return 4xx for the caller's mistakes, 409 for what the database holds against a call."""
     for kinds, status in _BY_CLASS:
         if isinstance(error, kinds):
             return status

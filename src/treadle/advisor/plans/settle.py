@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.engine.lease import holder
 from treadle.errors import DataError
 from treadle.graph.outcomes import Finding
 from treadle.model.bson_types import RESERVED
-from treadle.plan import find
 from treadle.query.keys import freeze
+from treadle.query.paths import value_at
 from treadle.store.blocking.store import Store
 from treadle.upkeep.position import NAME
 from treadle.upkeep.verify import confirm
@@ -103,11 +103,9 @@ def _look_again(store: Store, findings: Sequence[Finding]) -> tuple[dict[Any, An
     for model, entry in store.graph.entries.items():
         ids = by_model.get(model.__name__, [])
         for start in range(0, len(ids), PAGE):
-            documents = store.runner.run(find(entry.collection, {"_id": {"$in": ids[start : start + PAGE]}}))
-            for raw in documents:
-                state = raw.get(RESERVED)
-                revision = state.get("n") if isinstance(state, Mapping) else None
-                revisions[model.__name__, freeze(raw["_id"])] = revision
-            for exact, own in entry.kinds.split(documents):
-                again += store.runner.run(confirm(store.graph, store._capabilities(), exact, own))
+            chosen = {"_id": {"$in": ids[start : start + PAGE]}}
+            documents = [image.document for image in store.runner.run(entry.targets.exact.find(chosen))]
+            for document in documents:
+                revisions[model.__name__, freeze(document["_id"])] = value_at(document, f"{RESERVED}.n")
+            again += store.runner.run(confirm(store.graph, store._capabilities(), entry, documents))
     return revisions, again
