@@ -241,7 +241,10 @@ class Recomputation:
         computed = [rule.path for rule in self.locals]
         formulas = [rule.path for rule in self.formulas]
         tops = {rule.copied.top for rule in self.copies}
-        self._snapshots = {rule.copied.top for rule in self.copies if rule.copied.snapshots}
+        # Those that lie in no other field, which may be missing.
+        self._snapshots = {
+            rule.path for rule in self.copies if rule.copied.snapshots and rule.path == rule.copied.top
+        }
         # What a rewrite sets; copies with the field that holds them.
         self.paths = outermost({*self._gathered, *tops, *computed})
         self._getters = {path: getter(path) for path in self.paths}
