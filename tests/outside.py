@@ -1,4 +1,4 @@
-"""The pattern of docs/extending.md, imported as a user's own module, which is not part of Treadle."""
+"""The patterns of docs/extending.md, imported as modules of a user's own, which are not part of Treadle."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Annotated, Any
 from treadle import Document
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
-NAME = "slug_of_a_user"
 
 
-def load() -> ModuleType:
-    """The module that the page's first block is, in a file of its own."""
-    if NAME not in sys.modules:
-        code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-        path = Path(tempfile.mkdtemp()) / f"{NAME}.py"
+def load(pattern: str) -> ModuleType:
+    """The module that the page's block about a pattern is, in a file of its own."""
+    name = f"{pattern.lower()}_of_a_user"
+    if name not in sys.modules:
+        (code,) = re.findall(rf'```python\n("""{pattern}: .*?)```', PAGE.read_text(), re.DOTALL)
+        path = Path(tempfile.mkdtemp()) / f"{name}.py"
         path.write_text(code)
-        spec = importlib.util.spec_from_file_location(NAME, path)
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[NAME] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[NAME])
-    return sys.modules[NAME]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
-Slug = load().Slug
+Slug = load("Slug").Slug
+Outbox = load("Outbox").Outbox
 
 
 class Page(Document, collection="pages"):

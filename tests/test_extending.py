@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from tests.outside import Page, Slug
+from tests.outside import Outbox, Page, Slug
 from tests.support import race
-from treadle import Archive, Count, Document, Store, UsageError, migration
+from treadle import Archive, Count, DeclarationError, Document, Id, Store, UsageError, migration
 from treadle.graph.aggregate import RECOMPUTE, Accumulator, Aggregate, Operand, State, TargetField, Values
 from treadle.graph.derived import DerivedRule, relation_of, target_field
 from treadle.graph.owned import Owned
@@ -136,6 +136,85 @@ def test_setup_makes_its_index(run, database):
     store.setup()
     (index,) = [each for each in database.pages.index_information().values() if each.get("unique")]
     assert [("section", 1), ("slug", 1)] == index["key"]
+
+
+class Event(Document, collection="events"):
+    name: str
+    document: dict[str, Any]
+
+
+OUTBOX = Outbox(into=Event, keep=timedelta(days=7))
+
+
+class Parcel(Document, collection="parcels", discriminator="kind", soft_delete="gone", outbox=OUTBOX):
+    address: str
+    gone: datetime | None = None
+    stops: Annotated[int, Count("Stop", by="parcel_id")] = 0
+
+
+class Express(Parcel, kind="express"):
+    hours: int = 24
+
+
+class Stop(Document, collection="stops"):
+    parcel_id: Id
+
+
+def names(store: Any) -> list[str]:
+    return [each.name for each in store.find(Event, sort="_id")]
+
+
+def test_an_outbox_has_one_event_per_changed_document_of_a_commit(run):
+    store = run.store([Event, Parcel, Express, Stop])
+    store.setup()
+    parcel = store.insert(Express(address="here"))
+    store.update(Parcel, parcel.id, {"$set": {"address": "here"}})
+    assert ["Parcel.created"] == names(store)
+    store.insert(Stop(parcel_id=parcel.id))
+    store.update_many(Parcel, {}, {"$set": {"address": "there"}})
+    store.delete(Express, parcel.id)
+    store.restore(Express, parcel.id)
+    store.delete(Express, parcel.id)
+    store.purge(Express, before=datetime.now(UTC) + timedelta(days=1))
+    kinds = ["created", "updated", "deleted", "created", "deleted"]
+    assert [f"Parcel.{each}" for each in kinds] == names(store)
+
+
+def test_an_event_is_in_the_commit_of_its_change(database):
+    store = Store(database, [Event, Parcel, Express, Stop])
+    store.setup()
+    with pytest.raises(RuntimeError), store.transaction():
+        store.insert(Express(address="never"))
+        raise RuntimeError("rolled back")
+    assert [] == names(store)
+
+
+def test_concurrent_writers_leave_one_event_each(database):
+    stores = [Store(database, [Event, Parcel, Express, Stop]) for _ in range(2)]
+    stores[0].setup()
+    parcel = stores[0].insert(Express(address="here"))
+    changes = [{"$inc": {"hours": 1}}] * 12
+    race(*[lambda at=at: stores[at % 2].update(Express, parcel.id, changes[at]) for at in range(12)])
+    assert [*range(24, 37)] == sorted(each["document"]["hours"] for each in database.events.find())
+
+
+def test_old_events_are_removed_when_it_is_due(run, database):
+    store = run.store([Event, Parcel, Express, Stop])
+    store.setup()
+    store.insert(Express(address="here"))
+    assert [] == store.run_due()
+    (ran,) = store.run_due(now=datetime.now(UTC) + timedelta(days=8))
+    assert ("Parcel remove old events", 1) == (ran.name, ran.written)
+    assert 0 == database.events.count_documents({})
+
+
+def test_events_are_no_source_of_values(database):
+    class Total(Document, collection="totals"):
+        id: str
+        events: Annotated[int, Count(Event, by="name")] = 0
+
+    with pytest.raises(DeclarationError, match="give the events a model of their own"):
+        Store(database, [Event, Parcel, Express, Stop, Total])
 
 
 class Whole(Pattern):

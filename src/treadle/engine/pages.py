@@ -20,5 +20,5 @@ def projection_of(entry: ModelEntry[Any]) -> Raw | None:
     """What is read of documents to examine them; None for all."""
     projection: Raw = {}
     for rule in entry.rules:
-        projection.update(rule.page_projection)
+        projection.update(rule.page_projection or {})
     return projection or None

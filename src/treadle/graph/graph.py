@@ -29,7 +29,7 @@ from treadle.graph.derived import (
 )
 from treadle.graph.limits import Limits
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Rule
+from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Needs, Rule
 from treadle.graph.rule_set import Maintain, implements
 from treadle.graph.shards import Shards
 from treadle.graph.versions import VersionChain, WriteVersions
@@ -46,23 +46,20 @@ from treadle.query.paths import (
 D = TypeVar("D", bound=Document)
 # The families of derived data, which the engine maintains.
 DERIVED = (DerivedRule, FormulaRule, LocalRule)
-# What the ways to maintain a value make use of, and what they cannot do without.
-_HISTORY = frozenset({"streams", "pre_images", "split_events"})
-USED_BY: Mapping[Maintain, frozenset[str]] = {
-    "write": frozenset(),
-    "stream": _HISTORY,
-    "schedule": _HISTORY | {"merges", "unions"},
-}
-NEEDED_BY: Mapping[Maintain, Mapping[str, str]] = {
-    "stream": TRANSACTIONS,
-    "schedule": dict.fromkeys(("merges", "unions"), "declare maintain='write' or maintain='stream'"),
+# Of each way to maintain a value: the capabilities that it takes.
+_FOLLOWING: Needs = dict.fromkeys(("streams", "pre_images", "split_events"))
+_MERGING: Needs = dict.fromkeys(("merges", "unions"), "declare maintain='write' or maintain='stream'")
+NEEDED_BY: Mapping[Maintain, Needs] = {
+    "write": NOTHING,
+    "stream": {**_FOLLOWING, **TRANSACTIONS},
+    "schedule": {**_FOLLOWING, **_MERGING},
 }
 
 
-def needs_of(rule: Rule) -> dict[str, str]:
-    """What a rule cannot be kept right without, and what to do instead."""
-    derived = isinstance(rule, DERIVED) or implements(rule, "record")
-    needs = {**(TRANSACTIONS if derived else NOTHING), **rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
+def needs_of(rule: Rule) -> Needs:
+    """Return the capabilities that a rule takes, each as in `Rule.needs`."""
+    is_derived = isinstance(rule, DERIVED) or implements(rule, "record")
+    needs = {**NEEDED_BY[rule.maintain], **(TRANSACTIONS if is_derived else NOTHING), **rule.needs}
     if rule.maintain == "stream" and isinstance(rule, DerivedRule) and not rule.is_copy:
         # The event of a deletion has the id alone; the pre-image has the key of the target.
         needs["pre_images"] = (
@@ -347,15 +344,14 @@ class Graph:
                     code="streams-unavailable",
                 )
             for name, instead in needs_of(rule).items():
-                server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
+                if instead is not None:
+                    server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
         return server
 
     @property
     def uses(self) -> frozenset[str]:
         """The capabilities on which anything declared here depends."""
-        return frozenset().union(
-            *(rule.uses | needs_of(rule).keys() | USED_BY[rule.maintain] for rule in self.rules)
-        )
+        return frozenset().union(*map(needs_of, self.rules))
 
     def _find_levels(self) -> None:
         levels: dict[Rule, int] = {}

@@ -131,10 +131,12 @@ class Pattern:
         raise NotImplementedError(f"{type(self).__name__} has no bind()")  # pragma: no cover
 
 
-NOTHING: Mapping[str, str] = {}
-TRANSACTIONS: Mapping[str, str] = {"transactions": ""}
-
-
+# Capabilities of the server, each with what to do where it is missing; None where a rule does without.
+Needs: TypeAlias = Mapping[str, str | None]
+NOTHING: Needs = {}
+TRANSACTIONS: Needs = {"transactions": ""}
+# Beside it, one moment of several collections.
+SNAPSHOTS: Needs = {**TRANSACTIONS, "snapshots": None}
 Reads: TypeAlias = Mapping[str, Set[str] | None]
 
 
@@ -164,10 +166,7 @@ class Rule:
     """A declaration bound to its model."""
 
     pattern: str = ""
-    # The capabilities of the server that it requires, each with what to do where one is missing.
-    needs: Mapping[str, str] = NOTHING
-    # Capabilities that it uses and does without.
-    uses: frozenset[str] = frozenset()
+    needs: Needs = NOTHING
     # Whether it works where the documents of its model are spread over shards.
     across_shards = True
     # Why documents are deleted all together or not at all, and what to do instead: how the refusal of a large
@@ -177,9 +176,8 @@ class Rule:
     spreads = False
     # Whether it needs a document's state before an update; otherwise a change's `before` may be empty.
     needs_before = True
-    # Whether `verify` examines pages of documents. Of each document a page holds this projection.
-    verifies_pages = True
-    page_projection: Mapping[str, Any] = NOTHING
+    # What `verify` reads of each document of a page, beside the whole of it; None where it looks at no pages.
+    page_projection: Mapping[str, Any] | None = NOTHING
     # What `run_due` does, as listings name it. A rule without it has no work that becomes due.
     due_work = ""
     # All models of the Store; set when the rule is bound.

@@ -89,7 +89,7 @@ def own(entry: ModelEntry[Any], method: str) -> list[Rule]:
 
 def examined(entry: ModelEntry[Any]) -> bool:
     """Whether the documents of a model are looked at page by page."""
-    by_rules = any(rule.verifies_pages for rule in entry.rules.implementing("verify"))
+    by_rules = any(rule.page_projection is not None for rule in entry.rules.implementing("verify"))
     return by_rules or bool(Recomputation.of(entry).rules)
 
 

@@ -27,7 +27,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.rule import SNAPSHOTS, Due, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Role, ScopePart
 from treadle.patterns.archive import inspection, moves
 from treadle.patterns.archive.layout import ArchiveLayout
@@ -74,12 +74,11 @@ class Archive(Pattern):
 class ArchiveRule(ArchivePlaces):
     """An archive, as the rest of Treadle asks for it."""
 
-    needs = TRANSACTIONS
-    # By which a reader of both places sees one moment.
-    uses = frozenset({"snapshots"})
+    # A reader of both collections sees one moment by a snapshot.
+    needs = SNAPSHOTS
     due_work = "archive old documents"
     # Only a look at both collections shows a document that is in both.
-    verifies_pages = False
+    page_projection = None
 
     # -- what it is about --------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ are written is in `rows.py`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -24,7 +24,7 @@ from treadle.graph.changes import Change, Changes
 from treadle.graph.events import Event
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Reads, Rule
+from treadle.graph.rule import TRANSACTIONS, Due, Models, Needs, Pattern, Place, Reads, Rule
 from treadle.patterns.history import followed, inspection, trimming
 from treadle.patterns.history.handle import HistoryHandle
 from treadle.patterns.history.rows import HistoryRows
@@ -99,7 +99,7 @@ class FollowedHistory(HistoryRule):
     """A history that the worker writes."""
 
     # The states that were are nowhere else.
-    needs: Mapping[str, str] = MappingProxyType({**TRANSACTIONS, "pre_images": 'declare maintain="write"'})
+    needs: Needs = MappingProxyType({**TRANSACTIONS, "pre_images": 'declare maintain="write"'})
 
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place, graph, declared)

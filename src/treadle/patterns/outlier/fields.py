@@ -13,7 +13,7 @@ from pymongo import IndexModel
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.binding import sibling, snake
 from treadle.graph.calls import ArrayRule
-from treadle.graph.rule import TRANSACTIONS, Models, Pattern, Place
+from treadle.graph.rule import SNAPSHOTS, Models, Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
@@ -29,8 +29,7 @@ class OutlierFields(ArrayRule):
     pattern = "outlier"
     across_shards = False
     # The owner and its overflow change together.
-    needs = TRANSACTIONS
-    uses = frozenset({"snapshots"})
+    needs = SNAPSHOTS
 
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place)

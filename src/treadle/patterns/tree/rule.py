@@ -6,7 +6,7 @@ of them leads, and answers for the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.graph import graph_of
 from treadle.graph.layout import Layout
 from treadle.graph.outcomes import Finding
-from treadle.graph.rule import TRANSACTIONS, Due, Models, Pattern, Place, Storage
+from treadle.graph.rule import TRANSACTIONS, Due, Models, Needs, Pattern, Place, Storage
 from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.fields import UNSTATED, Role, Stated, Tree, TreePlace, TreeRule
 from treadle.patterns.tree.handle import TreeHandle
@@ -91,7 +91,7 @@ class NodeRule(TreeRule, HierarchyRule):
         return TreeHandle(self.tree, write_path)
 
     @property
-    def needs(self) -> Mapping[str, str]:  # type: ignore[override]
+    def needs(self) -> Needs:  # type: ignore[override]
         """Transactions, because a move and what it rewrites happen together; and what finds the ancestors."""
         if self.tree.truth == "path":
             return TRANSACTIONS
