@@ -228,8 +228,13 @@ class Whole(Pattern):
 class Noted(Rule):
     pattern = "whole"
 
-    def prepare(self, raw: dict[str, object]) -> None:
-        raw["noted"] = True
+    def needs_commit(self, batch: Any) -> bool:
+        return False
+
+    def before(self, batch: Any, changes: Any) -> Any:
+        for raw in batch.new:
+            raw["noted"] = True
+        yield from ()
 
     def owns(self) -> Sequence[Owned]:
         return [Owned("noted")]
@@ -259,14 +264,15 @@ class Strict(Rule):
     def owns(self) -> Sequence[Owned]:
         return []
 
-    def after_insert(self, batch: Any, state: Any, changes: Any) -> Any:
-        assert (yield from is_inside()), "not in the commit"
-        if any(raw["name"].startswith("bad") for raw in batch.raws):
-            raise RuntimeError("refused")
+    def before(self, batch: Any, changes: Any) -> Any:
+        if batch.removed:
+            raise RuntimeError("not to be deleted")
+        yield from ()
 
-    def before_delete(self, documents: Any, changes: Any) -> Any:
-        raise RuntimeError("not to be deleted")
-        yield
+    def after(self, batch: Any, changes: Any) -> Any:
+        assert (yield from is_inside()), "not in the commit"
+        if any(raw["name"].startswith("bad") for raw in batch.new):
+            raise RuntimeError("refused")
 
 
 class Media(Document, collection="media", discriminator="kind"):

@@ -1,4 +1,7 @@
-"""An update that its model refuses has changed nothing: neither the document nor what follows from it."""
+"""An update that its model refuses has changed nothing: neither the document nor what follows from it.
+
+Covers: engine/documents, engine/updates
+"""
 
 from __future__ import annotations
 

@@ -13,13 +13,17 @@ from bson import Timestamp
 from pymongo import MongoClient
 
 from treadle import Document, Store, migration
-from treadle.graph.batch import NOT_GIVEN, Batch
+from treadle.graph.batch import Batch
 from treadle.graph.changes import NOT_READ, Changes, load_images
 from treadle.graph.events import AFTER, BEFORE, Event
 
 
 class Versioned(Document, collection="versioned", version=2):
     a: int = 0
+
+
+class Soft(Document, collection="soft", soft_delete="gone"):
+    gone: dt.datetime | None = None
 
 
 @migration(Versioned, from_version=1, fields=("a", "old"))
@@ -30,6 +34,7 @@ def rename(document: dict[str, Any]) -> dict[str, Any]:
 
 with MongoClient[Any]("localhost:1", connect=False) as client:
     MODEL = Store(client["changes"], [Versioned]).graph.entry(Versioned)
+    SOFT = Store(client["changes"], [Soft]).graph.entry(Soft)
 OLD, NEW = {"_id": 1, "old": 5}, {"_id": 1, "schema_version": 2, "a": 6}
 
 
@@ -99,11 +104,19 @@ def test_generated_ids_are_known() -> None:
     assert not changes.is_new_id(MODEL, 2)
 
 
-def test_batches_of_one_model_are_joined() -> None:
-    one, other = Batch([{"_id": 1}], [True]), Batch([{"_id": 2}], [False], {"rule": ["note"]})
-    both = one.joined(other)
-    assert [{"_id": 2}] == both.known
-    assert {"rule": [NOT_GIVEN, "note"]} == both.notes
+def test_what_a_batch_is_through_a_scope() -> None:
+    """A soft deletion is no removal, but a departure."""
+    scope = SOFT.targets
+    here, gone = {"_id": 1}, {"_id": 1, "gone": True}
+    batch = Batch(
+        [(None, here), (here, gone), (gone, here), (here, here), (gone, None)], [True] + [False] * 4
+    )
+    assert ([here], [], [gone]) == (batch.new, batch.known, batch.removed)
+    assert ([here, here], [here], [(here, here)]) == (
+        batch.entering(scope),
+        batch.leaving(scope),
+        batch.staying(scope),
+    )
 
 
 def test_an_event_has_the_document_before_and_after() -> None:

@@ -1,28 +1,23 @@
-"""Plans for the Store's plain calls: insert, get, find, update, replace, delete.
-
-Each costs one command on a model that feeds nothing and maintains nothing.
-"""
+"""Plans for the Store's plain reads: get, find, count, search."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
 from bson import ObjectId
-from pymongo.errors import BulkWriteError, WriteError
 
+from treadle.engine.documents import translated
+from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
-from treadle.engine.version_upgrade import lowered, matches_outdated, read_current
-from treadle.errors import DataError, UsageError
+from treadle.engine.version_upgrade import read_current
+from treadle.errors import UsageError
 from treadle.graph.card import Card
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.stored_pages import chunks
-from treadle.graph.write import CommitNeeded
-from treadle.model.codec import Codec
 from treadle.model.document import Document
-from treadle.model.encodable import check_batch, require_encodable, too_deep
 from treadle.model.text import quote
 from treadle.plan import (
     NO_OPTIONS,
@@ -31,186 +26,19 @@ from treadle.plan import (
     Raw,
     Read,
     count_documents,
-    delete_many,
     find_one,
-    find_one_and_update,
-    is_inside,
-    server_facts,
-    transact,
-    update_many,
 )
-from treadle.plan.server_errors import refusals, translate
 from treadle.query.attributes import sorting_stages, sorts_by_attribute
 from treadle.query.filters import Sort, parse_filter, sort_keys
 from treadle.query.keys import freeze
 
 D = TypeVar("D", bound=Document)
 
+# What MongoDB's text search reads as operators: phrases in quotes, and words to leave out.
+_OPERATORS = re.compile(r'["\\]|(?<!\w)-+')
+
 # Types of which a value in a filter is an id, and no operator.
 NAMING = frozenset({ObjectId, str, int, UUID})
-
-
-class translated:
-    """Raises the clear error in place of the driver's, for what runs inside."""
-
-    # By hand: every write goes through one, and one that is made of a generator takes three times as long.
-    __slots__ = ("_documents", "_entry", "_name", "_translate")
-
-    def __init__(
-        self,
-        name: str,
-        documents: Sequence[Mapping[str, Any]] = (),
-        entry: ModelEntry[Any] | None = None,
-        *,
-        translate: Callable[..., Exception] = translate,
-    ) -> None:
-        self._name = name
-        self._documents = documents
-        self._entry = entry
-        self._translate = translate
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        for rule in self._entry.rules.implementing("storage") if self._entry is not None else ():
-            explain = rule.storage().explain
-            if explain is not None and (clear := explain(error)) is not None:
-                raise clear from error
-        better = self._translate(error, self._name, self._documents)
-        if better is not error:
-            raise better from error
-
-
-def dump(entry: ModelEntry[D], document: D, altered: list[Any]) -> Raw:
-    """The document to store; refuses what the server would."""
-    try:
-        return entry.codec.dump(document, altered)
-    except RecursionError:
-        raise too_deep(entry.model.__name__) from None
-
-
-def dump_all(
-    entry: ModelEntry[D], documents: Sequence[D], altered: list[Any], codec: Codec[D] | None = None
-) -> list[Raw]:
-    """The documents to store, by the entry's codec or another; refuses what the server would."""
-    codec = codec or entry.codec
-    try:
-        return codec.dump_all(documents, altered)
-    except RecursionError:
-        raise too_deep(entry.model.__name__) from None
-
-
-def as_stored(entry: ModelEntry[D], document: D, raw: Raw, altered: list[Any]) -> D:
-    """The document as a later read will show it; asked for before anything is written."""
-    document.__pydantic_fields_set__.add("id")
-    if not altered:
-        return document
-    try:
-        return entry.codec.load(copy.deepcopy(raw))
-    except DataError as error:
-        raise UsageError(
-            f"this {entry.model.__name__} could not be read back: with dates in UTC and cut to milliseconds "
-            f"it no longer fits its own model ({error.message})",
-            code="model-inconsistent",
-        ) from None
-
-
-def insert(entry: ModelEntry[D], document: D) -> Plan[D]:
-    """Store one new document."""
-    altered: list[Any] = []
-    raw = dump(entry, document, altered)
-    stored = as_stored(entry, document, raw, altered)
-    if entry.versions.writes_older:
-        (raw,) = yield from lowered(entry, [raw])
-    try:
-        yield Call(entry.collection, "insert_one", (raw,), NO_OPTIONS, ids=(raw["_id"],))
-    except Exception as error:
-        better = translate(error, entry.model.__name__, [raw])
-        if better is error:
-            raise
-        raise better from error
-    return stored
-
-
-def insert_many(entry: ModelEntry[D], documents: Iterable[D], together: bool = True) -> Plan[list[D]]:
-    """Store new documents, all or none of each chunk; one after another if not `together`."""
-    documents = list(documents)
-    if not documents:
-        return []
-    altered: list[Any] = []
-    raws = dump_all(entry, documents, altered)
-    check_batch(raws, entry.model.__name__)
-    stored = documents
-    if altered:
-        stored = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
-    raws = yield from lowered(entry, raws)
-    with translated(entry.model.__name__, raws):
-        for chunk in chunks(raws, entry.limits.insert_max):
-            if together:
-                yield from insert_all(entry.collection, chunk)
-            else:
-                yield Call(entry.collection, "insert_many", (chunk,))
-    return stored
-
-
-def insert_all(collection: str, raws: Sequence[Raw]) -> Plan[None]:
-    """Store all documents or none; without transactions by deleting those before a refused one."""
-
-    def store() -> Plan[None]:
-        yield Call(collection, "insert_many", (raws,))
-
-    if len(raws) == 1:
-        yield Call(collection, "insert_one", (raws[0],))
-    elif (yield from is_inside()):
-        yield from store()
-    elif (yield from server_facts()).transactions:
-        yield from transact(store)
-    else:
-        yield from insert_or_undo(collection, raws)
-
-
-def insert_or_undo(collection: str, raws: Sequence[Raw]) -> Plan[None]:
-    """Store documents in order; where one is refused, those before it are deleted again."""
-    try:
-        yield Call(collection, "insert_many", (raws,))
-    except BulkWriteError as error:
-        at = next((each["index"] for each in refusals(error)), 0)
-        if at:
-            yield from delete_many(collection, {"_id": {"$in": [raw["_id"] for raw in raws[:at]]}})
-        raise
-
-
-def insert_past_refused(
-    entry: ModelEntry[D], documents: Sequence[D]
-) -> Plan[tuple[list[D], dict[int, Exception]]]:
-    """Store those documents that can be; these, and by position why the others were refused."""
-    name, refused = entry.model.__name__, dict[int, Exception]()
-    raws, stored, positions = list[Raw](), list[D](), list[int]()
-    for position, document in enumerate(documents):
-        altered: list[Any] = []
-        try:
-            raw = dump(entry, document, altered)
-            require_encodable(raw, name)
-            stored.append(as_stored(entry, document, raw, altered))
-        except UsageError as error:
-            refused[position] = error
-            continue
-        raws.append(raw)
-        positions.append(position)
-    raws = yield from lowered(entry, raws)
-    try:
-        if raws:
-            yield Call(entry.collection, "insert_many", (raws,), {"ordered": False})
-    except BulkWriteError as error:
-        if (error.details or {}).get("writeConcernErrors"):
-            raise
-        for each in refusals(error):
-            one = WriteError(each.get("errmsg", ""), each.get("code"), each)
-            refused[positions[each["index"]]] = translate(one, name)
-    return [each for each, at in zip(stored, positions, strict=True) if at not in refused], refused
 
 
 def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
@@ -322,66 +150,32 @@ def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
         return (yield from count_documents(entry.collection, cleaned))
 
 
-def which(entry: ModelEntry[Any], id_or_filter: Any) -> dict[str, Any]:
-    """A filter from what may be an id; an id never becomes an operator."""
-    if isinstance(id_or_filter, Mapping):
-        return parse_filter(entry.paths.fields, id_or_filter)
-    return entry.filter_for_id(entry.ids.encode(id_or_filter))
+# -- text search ------------------------------------------------------------------------------
 
 
-def update_one_raw(
-    entry: ModelEntry[Any],
-    chosen: Raw,
-    update: Any,
-    sort: Any = None,
-    **options: Any,
-) -> Plan[Raw | None]:
-    """Update one document and see it; raises `CommitNeeded` where an outdated one must be upgraded first."""
-    chain = entry.versions
-    if not chain.is_versioned:
-        return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
-    # The first of all versions: an outdated one would be passed over.
-    if sort is not None and (yield from matches_outdated(entry, chosen)):
-        raise CommitNeeded
-    current = {"$and": [chosen, chain.current_only]}
-    raw = yield from find_one_and_update(entry.collection, current, update, sort=sort, **options)
-    if raw is None and (yield from find_one(entry.collection, chosen, {"_id": 1})) is not None:
-        raise CommitNeeded
-    return raw
-
-
-def update_many_raw(entry: ModelEntry[Any], chosen: Raw, update: Any) -> Plan[int]:
-    """Update all that match; raises `CommitNeeded` where an outdated one must be upgraded first."""
-    if entry.versions.is_versioned:
-        if (yield from matches_outdated(entry, chosen)):
-            raise CommitNeeded
-        chosen = {"$and": [chosen, entry.versions.current_only]}
-    result = yield from update_many(entry.collection, chosen, update)
-    return result.matched_count
-
-
-def gone(entry: ModelEntry[Any], identity: Any, done: str = "replaced") -> DataError:
-    return DataError(
-        f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be {done}; "
-        + (
-            "insert it if it should exist"
-            if entry.kinds.family is None
-            else "insert it if it should exist; if it is stored as another kind, use change_kind()"
-        ),
-        code="document-gone",
-    )
-
-
-def check_returns(returns: Any) -> None:
-    """Refuse what is neither of the two documents that an update can return."""
-    if returns not in ("after", "before"):
-        raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
-
-
-def require_filter(entry: ModelEntry[Any], filter: Any) -> None:
-    """Refuse None where all documents would be written by mistake; {} says so on purpose."""
-    if filter is None:
+def search_command(
+    entry: ModelEntry[Any], text: Any, filter: Any, limit: int | None, card: Card[Any] | None = None
+) -> Read:
+    """The command whose cursor streams what holds the words, the best match first."""
+    if not isinstance(text, str) or not text.strip():
         raise UsageError(
-            f"which {entry.model.__name__} documents? A filter is needed here; {{}} means all of them",
-            code="filter-invalid",
+            f"a search of {entry.model.__name__} takes the words to look for, not {text!r}",
+            code="search-invalid",
         )
+    if not _has_text_index(entry):
+        raise UsageError(
+            f"no field of {entry.model.__name__} is marked Indexed(text=True), so its collection has no "
+            "text index to search; mark the fields and run setup()",
+            code="search-invalid",
+        )
+    command = find_command(entry, None, None, 0, limit, card)
+    words = _OPERATORS.sub(" ", text)
+    # In front of the caller's filter, which must not replace it.
+    sought = {"$and": [{"$text": {"$search": words}}, parse_filter(entry.paths.fields, filter)]}
+    ranked = [("score", {"$meta": "textScore"}), ("_id", 1)]
+    options = {**command.options, "sort": ranked}
+    return replace(command, arguments=(sought, *command.arguments[1:]), options=options)
+
+
+def _has_text_index(entry: ModelEntry[Any]) -> bool:
+    return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.kinds.root))

@@ -1,23 +1,37 @@
-"""Deletions, and what `on_delete` asks for of the documents that refer to deleted ones."""
+"""Deletions, soft or for good, and what `on_delete` asks of the documents that refer to deleted ones.
+
+A soft deletion is an update of a date. The model's scope leaves the document
+out, so every rule sees a deletion.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
 from bson import ObjectId
 from pymongo import UpdateOne
 
-from treadle.engine import crud
-from treadle.engine.inserts import refuse_group
+from treadle.engine.documents import (
+    Hooks,
+    as_written,
+    filter_of,
+    hooks_of,
+    refuse_group,
+    require_filter,
+    run_after,
+    run_before,
+    stamp_expressions,
+    translated,
+)
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import BUMP, changed_fields
-from treadle.engine.soft_delete import bury, burying
-from treadle.engine.updates import UpdateManyDocuments, follow_own
-from treadle.engine.validation import as_written
-from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded
+from treadle.engine.pipelines import BUMP, changed_fields, derivation
+from treadle.engine.updates import UpdateMany, follow_own, merges_by_id, single_id
+from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded, upgraded_leniently
 from treadle.errors import DataError, UsageError
+from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
@@ -35,20 +49,52 @@ from treadle.plan import (
     find_one_and_update,
     update_many,
 )
-from treadle.query.filters import parse_filter
-from treadle.query.keys import distinct, freeze
+from treadle.query.filters import clean, parse_filter
+from treadle.query.keys import freeze
 
 # Nodes of a tree that delete_many deletes, all or none.
 DELETE_TOGETHER_MAX = 10_000
 
+# The date of a soft deletion that is not stored yet; the server sets the real one.
+_PROVISIONAL: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 D = TypeVar("D", bound=Document)
-# The methods of rules that a deletion concerns.
-_CONCERNED = ("before_delete", "after_delete", "record")
 
 
 def restricting(entry: ModelEntry[Any]) -> list[DerivedRule]:
-    """The references that forbid a deletion, however they are maintained."""
+    """Return the references that forbid a deletion, however they are maintained."""
     return [rule for rule in copies_of(entry, None) if rule.on_delete == "restrict"]
+
+
+def require_soft_delete(entry: ModelEntry[Any], call: str) -> str:
+    """Return the path of the date of a deletion; refuses a model without soft delete."""
+    if entry.paths.deletion is None:
+        raise UsageError(
+            f"{call} is for models that keep their deleted documents, and {entry.model.__name__} does not; "
+            'declare soft_delete="deleted_at" with a field deleted_at: datetime | None = None',
+            code="soft-delete-undeclared",
+        )
+    return entry.paths.deletion
+
+
+def purge_filter(entry: ModelEntry[Any], before: datetime | None) -> Raw:
+    """Return the condition of the soft-deleted documents that are to be removed for good."""
+    path = require_soft_delete(entry, "purge")
+    if before is None:
+        return entry.deleted.filter()
+    if not isinstance(before, datetime):
+        raise UsageError(f"purge takes before= as a datetime, not {before!r}", code="filter-invalid")
+    return {**entry.targets.with_deleted.filter(), path: {"$lt": clean(before)}}
+
+
+def _soft_deletion(entry: ModelEntry[Any]) -> list[Raw]:
+    """The update that sets the date of the deletion."""
+    return [{"$set": {require_soft_delete(entry, "delete"): "$$NOW", **stamp_expressions(entry)}}]
+
+
+def _acts_on_deletions(entry: ModelEntry[Any]) -> bool:
+    """Whether a rule must see the documents that are deleted."""
+    return any(rule.needs_commit(None) for each in entry.kinds.related for rule in derivation(each).acting)
 
 
 class _Delete:
@@ -67,49 +113,43 @@ class _Delete:
             aggregates_of(entry)
             or restricting(entry)
             or any(rule.on_delete != "keep" for rule in copies_of(entry))
-            or any(each.rules.implementing(method) for each in entry.kinds.related for method in _CONCERNED)
+            or any(derivation(each).records for each in entry.kinds.related)
+            or _acts_on_deletions(entry)
         )
 
 
-class DeleteOneDocument(_Delete, Write[D | None]):
-    """A deletion of one document, which others may have to follow."""
+class Delete(_Delete, Write[D | None]):
+    """A deletion of one document."""
 
     def __init__(self, entry: ModelEntry[D], id_or_filter: Any) -> None:
         super().__init__(entry)
-        self.filter = crud.which(entry, id_or_filter)
+        self.filter = filter_of(entry, id_or_filter)
 
     def command(self) -> Plan[Raw | None] | None:
         return self._delete_alone() if self._is_plain else None
 
     def _delete_alone(self) -> Plan[Raw | None]:
         entry = self.entry
-        with crud.translated(entry.model.__name__, [self.filter]):
+        with translated(entry.model.__name__, [self.filter]):
             if entry.paths.deletion is None:
                 raw = yield from find_one_and_delete(entry.collection, self.filter)
             else:
-                raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
+                raw = yield from find_one_and_update(entry.collection, self.filter, _soft_deletion(entry))
         return (yield from self._current(raw))
 
-    @property
-    def key(self) -> list[Any]:
-        """The id of the one document that it means; nothing where another may be meant."""
-        named = self.filter.get("_id")
-        return [named] if type(named) is ObjectId and self.filter == self.entry.filter_for_id(named) else []
-
     def _current(self, raw: Raw | None) -> Plan[Raw | None]:
-        """The deleted document as the current version has it."""
+        """The deleted document in the current version."""
         if raw is None:
             return raw
         try:
             return (yield from upgraded(self.entry, [raw]))[0]
         except DataError:
-            # What no migration can read must be possible to delete.
+            # A document that no migration can read can be deleted.
             return raw
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry
-        asked = any(each.rules.implementing("before_delete") for each in entry.kinds.related)
-        if asked or entry.paths.deletion is not None:
+        if entry.paths.deletion is not None or _acts_on_deletions(entry):
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
                 left = yield from delete_documents(entry, [before], changes)
@@ -118,7 +158,9 @@ class DeleteOneDocument(_Delete, Write[D | None]):
             before = yield from find_one_and_delete(entry.collection, self.filter)
             if before is not None:
                 yield from changes.add(entry, [(before, None)])
-                yield from follow_deletions(entry.kinds.of(before), [before], changes)
+                exact = entry.kinds.of(before)
+                yield from check_restrictions(restricting(exact), [before])
+                yield from follow_references(exact, copies_of(exact), [before], changes)
         return (yield from self._current(before))
 
     def result(self, outcome: Raw | None) -> D | None:
@@ -127,43 +169,68 @@ class DeleteOneDocument(_Delete, Write[D | None]):
     def smaller(self) -> Plan[list[ChunkedWrite]]:
         return (yield from smaller_first(self.entry, self.filter, limit=1))
 
+    # -- several as one ------------------------------------------------------------------------
+
+    @property
+    def key(self) -> ObjectId | None:
+        """The id of the one document that it means; None where it may mean another."""
+        return single_id(self.entry, self.filter)
+
+    def merges(self, other: Write[Any]) -> bool:
+        if type(other) is not Delete or other.entry is not self.entry or not merges_by_id(self.entry):
+            return False
+        return self.key is not None and other.key is not None and self.key != other.key
+
+    def merged(self, other: Delete[D]) -> DeleteEach:
+        return DeleteEach(self).merged(other)
+
 
 class DeleteEach(_Delete, Write[list[Raw | None]]):
     """Deletions of single documents by their ids, in one round of commands."""
 
-    def __init__(self, deletions: Sequence[DeleteOneDocument[Any]]) -> None:
-        self.entry = deletions[0].entry
-        self.keys = [key for each in deletions for key in each.key]
+    def __init__(self, first: Delete[Any]) -> None:
+        self.entry = first.entry
+        self.first, self.keys = first, [first.key]
+
+    def merges(self, other: Write[Any]) -> bool:
+        return self.first.merges(other) and other.key not in self.keys  # type: ignore[attr-defined]
+
+    def merged(self, other: Delete[Any]) -> DeleteEach:
+        self.keys.append(other.key)
+        return self
+
+    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
+        return list(outcome)
 
     def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
-        found = yield from by_ids(self.entry.collection, distinct(self.keys))
-        befores = {key: each for key, each in found.items() if self.entry.targets.admits(each)}
+        rows = yield from by_ids(self.entry.collection, self.keys)
+        befores = {key: each for key, each in rows.items() if self.entry.targets.admits(each)}
         yield from delete_documents(self.entry, list(befores.values()), changes)
-        # The second deletion of a document finds nothing.
-        return [befores.pop(freeze(key), None) for key in self.keys]
+        return [befores.get(freeze(key)) for key in self.keys]
 
 
-class DeleteManyDocuments(_Delete, ChunkedWrite):
-    """A deletion of the documents of one chunk."""
+class DeleteMany(_Delete, ChunkedWrite):
+    """A deletion of the documents of one chunk; with `purged`, a condition of soft-deleted ones, for good."""
 
-    def __init__(self, entry: ModelEntry[Any], filter: Any, *, for_good: Raw | None = None) -> None:
+    def __init__(self, entry: ModelEntry[Any], filter: Any, *, purged: Raw | None = None) -> None:
         super().__init__(entry)
-        crud.require_filter(entry, filter)
-        # Whether documents that are deleted already are removed.
-        self.for_good = for_good is not None
+        require_filter(entry, filter)
+        self._purges = purged is not None
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
         self.is_indivisible = self._inseparable is not None
-        self.filter = parse_filter(entry.paths.fields, filter) if for_good is None else for_good
+        self.filter = parse_filter(entry.paths.fields, filter) if purged is None else purged
 
     def command(self) -> Plan[int] | None:
         return self._delete_alone() if self._is_plain and self.keys is None else None
 
     def _delete_alone(self) -> Plan[int]:
         entry = self.entry
-        with crud.translated(entry.model.__name__, [self.filter]):
-            if entry.paths.deletion is None or self.for_good:
+        with translated(entry.model.__name__, [self.filter]):
+            if entry.paths.deletion is None or self._purges:
                 return (yield from delete_many(entry.collection, self.filter)).deleted_count
-            return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
+            return (
+                yield from update_many(entry.collection, self.filter, _soft_deletion(entry))
+            ).matched_count
 
     def apply(self, changes: Changes) -> Plan[int]:
         most = DELETE_TOGETHER_MAX
@@ -175,50 +242,58 @@ class DeleteManyDocuments(_Delete, ChunkedWrite):
                 f"{self._inseparable.deletes_together}",
                 code="delete-too-many",
             )
-        yield from delete_documents(self.entry, befores, changes, for_good=self.for_good)
+        yield from delete_documents(self.entry, befores, changes, purges=self._purges)
         return len(befores)
 
     def smaller(self) -> Plan[list[ChunkedWrite]]:
         return (yield from smaller_first(self.entry, confined(self.filter, self.keys)))
 
 
-def delete_documents(
-    entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes, *, for_good: bool = False
-) -> Plan[dict[Any, Raw]]:
-    """Delete documents that were just read, and what depends on them; what is left of them, by frozen id.
+# -- in a commit -----------------------------------------------------------------------------------
 
-    Those of a model that keeps its deleted documents are buried, unless this is `for_good`.
+
+def delete_documents(
+    entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes, *, purges: bool = False
+) -> Plan[dict[Any, Raw]]:
+    """Delete documents that were just read, and what depends on them.
+
+    Softly, where the model says so, unless this `purges`. Returns what is
+    stored of them then, by frozen id.
     """
     if not befores:
         return {}
-    keys = [each["_id"] for each in befores]
     groups = list(entry.kinds.split(befores))
     # Before anything is written, so that a refusal leaves the caller's transaction usable.
     for exact, own in groups:
         yield from check_restrictions(restricting(exact), own)
-    for exact, group in groups:
-        for rule in exact.rules.implementing("before_delete"):
-            yield from rule.before_delete(group, changes)
-    buries = entry.paths.deletion is not None and not for_good
-    left: dict[Any, Raw] = {}
-    if buries:
-        left = yield from bury(entry, befores, changes)
-    else:
-        yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-        yield from changes.add(entry, [(before, None) for before in befores])
+    path = None if purges else entry.paths.deletion
+    acting: list[Hooks] = []
     for exact, own in groups:
-        yield from follow_deletions(exact, own, changes, removed=not buries)
+        acting.append(hooks_of(exact, (yield from _batch(exact, own, path))))
+    for hooks in acting:
+        yield from run_before(hooks, changes)
+    left: dict[Any, Raw] = {}
+    ids = [each["_id"] for each in befores]
+    if path is None:
+        yield from delete_many(entry.collection, {"_id": {"$in": ids}})
+    else:
+        chosen = {"_id": {"$in": ids}, **entry.targets.filter()}
+        yield from update_many(entry.collection, chosen, _soft_deletion(entry))
+        left = yield from by_ids(entry.collection, ids)
+    yield from changes.add(entry, [(each, left.get(freeze(each["_id"]))) for each in befores])
+    for hooks in acting:
+        yield from run_after(hooks, changes)
+    for exact, own in groups:
+        yield from follow_references(exact, copies_of(exact), own, changes)
     return left
 
 
-def follow_deletions(
-    entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes, *, removed: bool = True
-) -> Plan[None]:
-    """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
-    yield from check_restrictions(restricting(entry), befores)
-    for rule in entry.rules.implementing("after_delete") if removed else ():
-        yield from rule.after_delete([each["_id"] for each in befores], changes)
-    yield from follow_references(entry, copies_of(entry), befores, changes)
+def _batch(entry: ModelEntry[Any], befores: Sequence[Raw], path: str | None) -> Plan[Batch]:
+    """The documents of one class as its rules see them."""
+    if not derivation(entry).acting:
+        return Batch([])
+    current = yield from upgraded_leniently(entry, befores)
+    return Batch([(each, None if path is None else {**each, path: _PROVISIONAL}) for each in current])
 
 
 def follow_references(
@@ -251,10 +326,10 @@ def _too_large(entry: ModelEntry[Any], rule: DerivedRule) -> UsageError:
 
 
 def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWrite]]:
-    """What to do first, in chunks, where too many documents refer to those to be deleted.
+    """Return the writes to do first, in chunks, where too many documents refer to those to be deleted.
 
-    Each chunk is right in itself, and what remains afterwards is small. A
-    deletion that is interrupted here goes on when it is called again.
+    Each chunk is consistent, and what remains afterwards is small. A deletion
+    that is interrupted here continues when it is called again.
     """
     shown = {"_id": 1, **dict.fromkeys((rule.match.path for rule in copies_of(entry, None)), 1)}
     rows = yield from find(entry.collection, condition, shown, limit=limit)
@@ -265,10 +340,10 @@ def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Pla
         if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
             continue
         if rule.on_delete == "cascade":
-            smaller.append(DeleteManyDocuments(rule.target, referring))
+            smaller.append(DeleteMany(rule.target, referring))
         else:
             emptied = rule.path if rule.copied.holds_reference else rule.on.path
-            smaller.append(UpdateManyDocuments(rule.target, referring, {"$set": {emptied: None}}))
+            smaller.append(UpdateMany(rule.target, referring, {"$set": {emptied: None}}))
     return smaller
 
 
@@ -279,6 +354,7 @@ def check_restrictions(rules: Sequence[DerivedRule], befores: Sequence[Raw]) -> 
 
 
 def refuse_if_referred(rule: DerivedRule, condition: Raw) -> Plan[None]:
+    """Refuse a deletion while a document meets the condition that it refers to the deleted one."""
     others = yield from rule.target.targets.find(condition, limit=1)
     if others:
         key = others[0].document["_id"]

@@ -1,4 +1,8 @@
-"""The default layout: each document of a model is stored as one document."""
+"""The default layout: each document of a model is stored as one document.
+
+A call is parsed into a `Query` of `crud` and `reads`, or into a `Write`, which
+the write path executes.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,12 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from treadle.engine import bulk, crud, places, reads, upserts
-from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
-from treadle.engine.field_changes import ChangeFields
-from treadle.engine.inserts import Insert
-from treadle.engine.kinds import ChangeKind, former, search_command
-from treadle.engine.prompt import Prompt
+from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
+from treadle.engine.documents import dump
+from treadle.engine.inserts import Insert, insert_unordered
 from treadle.engine.reads import DocumentReader
-from treadle.engine.replaces import Replace
-from treadle.engine.soft_delete import Restore, purged, require_tombstone
-from treadle.engine.updates import UpdateManyDocuments, UpdateOneDocument
+from treadle.engine.replaces import ChangeKind, Replace, Restore, former
+from treadle.engine.updates import ChangeFields, Update, UpdateMany
 from treadle.engine.write_path import WritePath
 from treadle.errors import BulkFailed, DataError, Failure, UsageError
 from treadle.graph import operations
@@ -29,7 +30,8 @@ from treadle.graph.stored_pages import chunks
 from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.model.encodable import ENCODING_ERRORS, not_storable
-from treadle.plan import Plan, is_inside
+from treadle.plan import NO_OPTIONS, Call, Plan, is_inside
+from treadle.plan.server_errors import translate
 from treadle.query.filters import Sort
 
 D = TypeVar("D", bound=Document)
@@ -37,7 +39,7 @@ R = TypeVar("R")
 
 
 class DocumentLayout(Layout[D]):
-    """Documents one by one: a plain command, or a work where others follow."""
+    """Documents one by one."""
 
     entry: ModelEntry[D]
     # Whether bulk loads may take several commits, so that one refused document must not undo others.
@@ -46,7 +48,41 @@ class DocumentLayout(Layout[D]):
     def __init__(self, entry: ModelEntry[D], write_path: WritePath) -> None:
         self.entry = entry
         self.write_path = write_path
-        self.prompt = Prompt(entry, write_path.index_check.pending)
+        # Whether a read or an insert of one document is one command, whatever the document holds.
+        self._reads_at_once = entry.everything.archive is None and not entry.versions.needs_server
+        self._inserts_at_once = entry.effects.is_plain and not entry.versions.writes_older
+
+    # -- calls that are one command --------------------------------------------------------------
+    # The Store performs these without a plan: of concurrent calls there may be many, and what each costs
+    # is above all the number of its objects.
+
+    def read_command(self, identity: Any) -> Call | None:
+        """Return the command that reads the document of an id; None where a plan does."""
+        if not self._reads_at_once:
+            return None
+        key = self.entry.ids.encode(identity)
+        if type(key) not in crud.NAMING:
+            return None
+        return Call(
+            self.entry.collection, "find_one", (self.entry.filter_for_id(key),), NO_OPTIONS, False, (key,)
+        )
+
+    def insert_command(self, document: D) -> Call | None:
+        """Return the command that stores a document that a later read gives as it is; None for a plan."""
+        if not self._inserts_at_once or self.entry in self.write_path.index_check.pending:
+            return None
+        altered: list[Any] = []
+        raw = dump(self.entry, document, altered)
+        if altered:
+            # So it will be with the next one, and this was in vain.
+            self._inserts_at_once = False
+            return None
+        document.__pydantic_fields_set__.add("id")
+        return Call(self.entry.collection, "insert_one", (raw,), NO_OPTIONS, True, (raw["_id"],))
+
+    def refusal(self, error: Exception, command: Call) -> Exception:
+        """Return the error to raise where such an insert failed."""
+        return translate(error, self.entry.model.__name__, command.arguments)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -76,7 +112,7 @@ class DocumentLayout(Layout[D]):
         noted: list[DataError] | None = None,
     ) -> DocumentReader[Any]:
         if deleted:
-            require_tombstone(self.entry, "find(…, deleted=True)")
+            require_soft_delete(self.entry, "find(…, deleted=True)")
         command = crud.find_command(self.entry, filter, sort, skip, limit, card, deleted=deleted)
         return DocumentReader(self.entry, command, filter, card, noted)
 
@@ -92,7 +128,7 @@ class DocumentLayout(Layout[D]):
         return places.BothReader(self.entry, filter, sort, skip, limit, card, noted)
 
     def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> DocumentReader[Any]:
-        command = search_command(self.entry, text, filter, limit, card)
+        command = crud.search_command(self.entry, text, filter, limit, card)
         return DocumentReader(self.entry, command, filter, card)
 
     def page(
@@ -109,36 +145,26 @@ class DocumentLayout(Layout[D]):
     def count(self, filter: Any) -> Plan[int]:
         return crud.count(self.entry, filter)
 
-    # -- writing -----------------------------------------------------------------------------------
+    # -- inserting ---------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        if self.entry.effects.is_plain and self.entry not in self.write_path.index_check.pending:
-            return crud.insert(self.entry, document)
-        return self._insert(document)
-
-    def _insert(self, document: D) -> Plan[D]:
-        yield from self._require_indexes()
-        if self.entry.effects.is_plain:
-            return (yield from crud.insert(self.entry, document))
         (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
         return stored
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
         listed = list(documents)
         yield from self._require_indexes()
-        # A refusal ends a transaction, so that inside of one there is no going on.
+        # A refusal ends a transaction, so that inside of one there is no next document.
         if not ordered and not (yield from is_inside()):
-            return (yield from self._insert_past_refused(listed))
-        if self.entry.effects.is_plain:
-            return (yield from crud.insert_many(self.entry, listed))
-        works = yield from self._inserts(listed)
+            return (yield from self._insert_accepted(listed))
+        writes = yield from self._inserts(listed)
         stored: list[D] = []
-        for work in works:
-            stored += yield from self.write_path.execute(work, alone=True)
-        if len(works) == 1:
+        for write in writes:
+            stored += yield from self.write_path.execute(write, alone=True)
+        if len(writes) == 1:
             return stored
         # In the order in which they were listed.
-        written = [document for work in works for document in work.documents]
+        written = [document for write in writes for document in write.documents]
         by_document = {id(document): result for document, result in zip(written, stored, strict=True)}
         return [by_document[id(document)] for document in listed]
 
@@ -146,39 +172,59 @@ class DocumentLayout(Layout[D]):
         """Refuse a write of this model while a unique index on which it relies is missing."""
         return self.write_path.index_check.require([self.entry])
 
-    def _insert_past_refused(self, documents: list[D]) -> Plan[list[D]]:
+    def _insert_accepted(self, documents: list[D]) -> Plan[list[D]]:
+        """Store all documents but those that are refused; raises `BulkFailed` if there are any."""
         failures: list[Failure] = []
         stored: list[D] = []
         if self.entry.effects.is_plain:
             most = self.entry.limits.insert_max
             for start in range(0, len(documents), most):
                 chunk = documents[start : start + most]
-                some, refused = yield from crud.insert_past_refused(self.entry, chunk)
+                some, refused = yield from insert_unordered(self.entry, chunk)
                 stored += some
                 failures += [bulk.failure_of(start + at, error) for at, error in refused.items()]
         else:
             numbered = {id(document): number for number, document in enumerate(documents)}
-            for work in (yield from self._inserts(documents)):
-                items = [(numbered[id(document)], document) for document in work.documents]
+            for write in (yield from self._inserts(documents)):
+                items = [(numbered[id(document)], document) for document in write.documents]
                 for piece in chunks(items, 1 if self.inserts_apart else len(items)):
-                    stored += yield from bulk.past_refused(self.write_path, piece, self._piece, failures)
+                    stored += yield from bulk.skip_refused(piece, self._insert_piece, failures)
         if failures:
             raise BulkFailed(sorted(failures, key=lambda each: each.position), len(documents))
         return stored
 
-    def _piece(self, items: Sequence[tuple[int, D]]) -> Plan[list[D]]:
+    def _insert_piece(self, items: Sequence[tuple[int, D]]) -> Plan[list[D]]:
         return (yield from self.insert_many([document for _, document in items]))
 
     def _inserts(self, documents: list[D]) -> Plan[list[Insert[D]]]:
-        """The inserts of a bulk load: in chunks of one class."""
-        most = self.entry.limits.insert_max
-        works = []
-        for model, run in groupby(documents, type):
+        """The inserts of a bulk load, in chunks."""
+        most, graph = self.entry.limits.insert_max, self.write_path.graph
+        classes = (
+            groupby(documents, type) if not self.entry.effects.is_plain else [(self.entry.model, documents)]
+        )
+        writes = []
+        for model, run in classes:
             same = list(run)
-            entry: ModelEntry[D] = self.write_path.graph.entry(model)
-            works += [Insert(entry, same[at : at + most]) for at in range(0, len(same), most)]
-        return works
+            entry: ModelEntry[D] = graph.entry(model)
+            writes += [Insert(entry, same[at : at + most]) for at in range(0, len(same), most)]
+        return writes
         yield  # pragma: no cover (a layout may read before it decides)
+
+    # -- other writes ------------------------------------------------------------------------------
+
+    def _write(self, make: Callable[[], Write[R]]) -> Plan[R]:
+        """Parse and execute a write of one document."""
+        return self._encoded(self._execute(make))
+
+    def _execute(self, make: Callable[[], Write[R]]) -> Plan[R]:
+        return (yield from self.write_path.execute(make()))
+
+    def _encoded(self, plan: Plan[R]) -> Plan[R]:
+        """The result of a plan; what the driver cannot encode of a caller's filter is the caller's error."""
+        try:
+            return (yield from plan)
+        except ENCODING_ERRORS as error:
+            raise not_storable(error, self.entry.model.__name__) from error
 
     def update(
         self,
@@ -189,23 +235,7 @@ class DocumentLayout(Layout[D]):
         array_filters: Sequence[Any] | None = None,
     ) -> Plan[D | None]:
         # Not a lambda, whose closure has an object for each argument.
-        return self._write(
-            partial(UpdateOneDocument, self.entry, id_or_filter, update, sort, returns, array_filters)
-        )
-
-    def _encoded(self, plan: Plan[R]) -> Plan[R]:
-        """The result of a plan; what the driver cannot encode of a caller's filter is the caller's error."""
-        try:
-            return (yield from plan)
-        except ENCODING_ERRORS as error:
-            raise not_storable(error, self.entry.model.__name__) from error
-
-    def _write(self, make: Callable[[], Write[R]]) -> Plan[R]:
-        """Perform a write of one document."""
-        try:
-            return (yield from self.write_path.execute(make()))
-        except ENCODING_ERRORS as error:
-            raise not_storable(error, self.entry.model.__name__) from error
+        return self._write(partial(Update, self.entry, id_or_filter, update, sort, returns, array_filters))
 
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
         return self._encoded(upserts.upsert(self.write_path, self._upsert(filter, update, insert)))
@@ -220,31 +250,13 @@ class DocumentLayout(Layout[D]):
         inserted: ModelEntry[D] = self.write_path.graph.entry(type(insert))
         return upserts.Upsert(self.entry, inserted, filter, update, insert)
 
-    def work(self, operation: Operation) -> Write[Any]:
-        entry = self.entry
-        match operation:
-            case operations.Insert(document):
-                return Insert(entry, [document])
-            case operations.Update(_, filter, update):
-                return UpdateOneDocument(entry, filter, update)
-            case operations.UpdateMany(_, filter, update):
-                return UpdateManyDocuments(entry, filter, update)
-            case operations.Replace(document):
-                return Replace(entry, document)
-            case operations.Upsert(_, filter, update, insert):
-                return self._upsert(filter, update, insert)
-            case operations.Delete(_, filter):
-                return DeleteOneDocument(entry, filter)
-            case operations.DeleteMany(_, filter):
-                return DeleteManyDocuments(entry, filter)
-
     def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
         changed = yield from self._write(lambda: ChangeFields(self.entry, document, fields))
         assert changed is not None
         return changed
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        return self._encoded(self.write_path.execute_chunks(UpdateManyDocuments(self.entry, filter, update)))
+        return self._encoded(self.write_path.execute_chunks(UpdateMany(self.entry, filter, update)))
 
     def replace(self, document: D) -> Plan[D]:
         return self._write(lambda: Replace(self.entry, document))
@@ -254,18 +266,35 @@ class DocumentLayout(Layout[D]):
         return self.write_path.execute(ChangeKind(self.entry, document, before))
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        return self._write(lambda: DeleteOneDocument(self.entry, id_or_filter))
+        return self._write(lambda: Delete(self.entry, id_or_filter))
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        return self._encoded(self.write_path.execute_chunks(DeleteManyDocuments(self.entry, filter)))
+        return self._encoded(self.write_path.execute_chunks(DeleteMany(self.entry, filter)))
 
     def restore(self, identity: Any) -> Plan[D | None]:
-        yield from self._require_indexes()
         return (yield from self.write_path.execute(Restore(self.entry, identity)))
 
     def purge(self, before: datetime | None) -> Plan[int]:
-        chosen = purged(self.entry, before)
-        return self.write_path.execute_chunks(DeleteManyDocuments(self.entry, {}, for_good=chosen))
+        purged = purge_filter(self.entry, before)
+        return self.write_path.execute_chunks(DeleteMany(self.entry, {}, purged=purged))
+
+    def write(self, operation: Operation) -> Write[Any]:
+        entry = self.entry
+        match operation:
+            case operations.Insert(document):
+                return Insert(entry, [document])
+            case operations.Update(_, filter, update):
+                return Update(entry, filter, update)
+            case operations.UpdateMany(_, filter, update):
+                return UpdateMany(entry, filter, update)
+            case operations.Replace(document):
+                return Replace(entry, document)
+            case operations.Upsert(_, filter, update, insert):
+                return self._upsert(filter, update, insert)
+            case operations.Delete(_, filter):
+                return Delete(entry, filter)
+            case operations.DeleteMany(_, filter):
+                return DeleteMany(entry, filter)
 
 
 def layout_of(entry: ModelEntry[D], write_path: WritePath) -> Layout[D]:

@@ -1,4 +1,4 @@
-"""New documents of models that feed others or maintain something themselves."""
+"""New documents: plain, or of models that feed others or maintain something themselves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from treadle.engine import crud
-from treadle.engine.alternate_keys import guard_arrivals
-from treadle.engine.auto_fields import stamp
+from pymongo.errors import BulkWriteError, WriteError
+
+from treadle.engine.documents import (
+    as_stored,
+    as_written,
+    dump,
+    dump_all,
+    gather,
+    hooks_of,
+    refuse_group,
+    run_after,
+    run_before,
+    stamp,
+    translated,
+)
 from treadle.engine.pipelines import derivation, stamps_of
-from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.references import compute_formulas, fill_own, require_filled
-from treadle.engine.validation import as_written
 from treadle.engine.version_upgrade import lowered
 from treadle.errors import UsageError
 from treadle.graph.batch import Batch
@@ -23,12 +33,13 @@ from treadle.graph.rule import Rule
 from treadle.graph.write import Write
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.model.encodable import check_batch
+from treadle.model.encodable import check_batch, require_encodable
 from treadle.model.lazy_id import ReservedId, publish_ids, reserve_id
 from treadle.plan import (
     Call,
     Plan,
     Raw,
+    delete_many,
     find,
     insert_many,
     is_inside,
@@ -36,26 +47,15 @@ from treadle.plan import (
     transact,
     update_many,
 )
+from treadle.plan.server_errors import refusals, translate
 from treadle.query.keys import freeze
 from treadle.query.paths import put, value_at
 
 D = TypeVar("D", bound=Document)
 
 
-def refuse_group(entry: ModelEntry[Any], done: str) -> None:
-    """Refuse what would make, replace or remove the document of a group."""
-    if entry.rules.group is not None:
-        source = entry.rules.group.source
-        raise UsageError(
-            f"{entry.model.__name__} documents cannot be {done}, because Treadle makes and removes them as "
-            f"their groups of {source.model.__name__} come and go; write the {source.model.__name__} "
-            "documents instead",
-            code="rollup-maintained",
-        )
-
-
 class Insert(Write[list[D]]):
-    """New documents of one model."""
+    """New documents of one model; all are stored, or none."""
 
     entry: ModelEntry[D]
 
@@ -66,142 +66,187 @@ class Insert(Write[list[D]]):
         self.entry = entry
         self.documents = list(documents)
         derived = self._derived = derivation(entry)
-        self.reserved: list[ReservedId | None] = []
-        # The documents as later reads will show them, if Treadle maintains nothing in them.
-        self.as_stored: list[D] = []
-        raws: list[Raw] = []
-        fresh: list[bool] = []
-        for document in self.documents:
-            # Nobody refers to an id that nobody can know, unless the documents refer to each other.
-            reserved = None if derived.among_themselves else reserve_id(document)
-            altered: list[Any] = []
-            raw = crud.dump(entry, document, altered)
+        # No document refers to an id that is not visible yet, unless these refer to each other.
+        reserves = not (entry.effects.is_plain or derived.among_themselves)
+        self._reserved: list[ReservedId | None] = [
+            reserve_id(document) if reserves else None for document in self.documents
+        ]
+        altered: list[Any] = []
+        self.raws = dump_all(entry, self.documents, altered)
+        for raw, reserved in zip(self.raws, self._reserved, strict=True):
             if reserved is not None:
                 raw["_id"] = reserved.value
-            self.as_stored.append(crud.as_stored(entry, document, raw, altered))
+        # The documents as a later read will give them, if Treadle maintains nothing in them.
+        pairs = zip(self.documents, self.raws, strict=True)
+        self._as_stored = [as_stored(entry, document, raw, altered) for document, raw in pairs]
+        if len(self.raws) > 1:
+            check_batch(self.raws, entry.model.__name__)
+        for raw in self.raws:
             raw.pop(RESERVED, None)
-            self.reserved.append(reserved)
-            raws.append(raw)
-            fresh.append(reserved is not None)
-        if len(raws) > 1:
-            check_batch(raws, entry.model.__name__)
-        self.batch = Batch(raws, fresh, given={rule: list(each) for rule, each in (given or {}).items()})
-        if derived.blanks:
-            for raw in raws:
-                for path, value in derived.blanks.items():
-                    put(raw, path, copy.deepcopy(value))
-        for rule in derived.prepares:
-            self.batch.notes[rule] = [rule.prepare(raw) for raw in raws]
+            for path, value in derived.blanks.items():
+                put(raw, path, copy.deepcopy(value))
+        # Per document whether nothing can refer to it yet.
+        self._fresh = [reserved is not None for reserved in self._reserved]
+        # By rule and frozen id what a caller passed along.
+        ids = [freeze(raw["_id"]) for raw in self.raws] if given else []
+        self._given = {rule: dict(zip(ids, each, strict=True)) for rule, each in (given or {}).items()}
 
     def command(self) -> Plan[list[Raw]] | None:
-        return self._store_alone() if self._is_plain else None
-
-    @property
-    def _is_plain(self) -> bool:
         derived = self._derived
-        if derived.followed or ((derived.written or derived.copied) and not all(self.batch.fresh)):
-            return False
-        return all(rule.inserts_alone(self.batch) for rule in derived.inserting)
+        if derived.followed or ((derived.written or derived.copied) and not all(self._fresh)):
+            return None
+        if derived.acting:
+            batch = self._batch(self.raws)
+            if any(rule.needs_commit(batch) for rule in derived.acting):
+                return None
+        return self._store_alone()
+
+    def _batch(self, raws: Sequence[Raw]) -> Batch:
+        return Batch([(None, raw) for raw in raws], self._fresh, self._given)
+
+    # -- several as one ------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        return len(self.batch.raws)
+        return len(self.raws)
 
     def merges(self, other: Write[Any]) -> bool:
         return isinstance(other, Insert) and other.entry is self.entry
 
     def merged(self, other: Insert[D]) -> Insert[D]:
         both = copy.copy(self)
-        both.documents = [*self.documents, *other.documents]
-        both.reserved = [*self.reserved, *other.reserved]
-        both.as_stored = [*self.as_stored, *other.as_stored]
-        both.batch = self.batch.joined(other.batch)
+        both.raws = [*self.raws, *other.raws]
+        both._fresh = [*self._fresh, *other._fresh]
+        both._given = {
+            rule: {**self._given.get(rule, {}), **other._given.get(rule, {})}
+            for rule in {**self._given, **other._given}
+        }
         return both
 
-    def _store_alone(self) -> Plan[list[Raw]]:
-        def store() -> Plan[list[Raw]]:
-            return (yield from self._store(Changes(), alone=True))
+    # -- storing -------------------------------------------------------------------------------
 
-        if len(self.batch.raws) == 1 or (yield from is_inside()):
-            return (yield from store())
-        # All or none, whether or not anything follows.
+    def _store_alone(self) -> Plan[list[Raw]]:
+        def store(changes: Changes) -> Plan[list[Raw]]:
+            return self._store(self._for_attempt(), changes, alone=True)
+
+        if len(self.raws) == 1 or (yield from is_inside()):
+            return (yield from store(Changes()))
         if (yield from server_facts()).transactions:
-            return (yield from transact(store))
-        return (yield from self._store(Changes(), alone=True, undo=True))
+            return (yield from transact(lambda: store(Changes())))
+        return (yield from store(Changes(transactional=False)))
+
+    def _for_attempt(self) -> list[Raw]:
+        """The documents for one attempt, which rules may change."""
+        return copy.deepcopy(self.raws) if self._derived.acting else self.raws
 
     def apply(self, changes: Changes) -> Plan[list[Raw]]:
-        entry, derived, raws = self.entry, self._derived, self.batch.raws
+        entry, derived, raws = self.entry, self._derived, self._for_attempt()
         gathered: list[tuple[list[Raw], list[DerivedRule]]] = []
         if derived.written:
-            new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
-            # Nobody knows the id of a fresh one; its name anybody may.
-            gathered = [(self.batch.known, derived.written), (new, derived.by_alternate_key)]
+            known, new = (
+                [raw for raw, is_fresh in zip(raws, self._fresh, strict=True) if is_fresh is wanted]
+                for wanted in (False, True)
+            )
+            # No document refers to a fresh id; to the alternate key of a new document any may.
+            gathered = [(known, derived.written), (new, derived.by_alternate_key)]
+            gathered = [(some, rules) for some, rules in gathered if some and rules]
         for some, rules in gathered:
-            if some and rules:
-                yield from self._gather(some, rules)
-        raws = yield from self._store(changes)
+            yield from gather(entry, some, rules)
+        yield from self._store(raws, changes)
         for some, rules in gathered:
-            if some and (dates := stamps_of(rules)):
+            if dates := stamps_of(rules):
                 yield from self._date(some, dates)
         if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
             require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
         yield from changes.add(entry, [(None, raw) for raw in raws])
-        fresh = zip(raws, self.batch.fresh, strict=True)
-        changes.note_new_ids(entry, [raw["_id"] for raw, is_new in fresh if is_new])
+        fresh = zip(raws, self._fresh, strict=True)
+        changes.note_new_ids(entry, [raw["_id"] for raw, is_fresh in fresh if is_fresh])
         return raws
 
-    def _store(self, changes: Changes, *, alone: bool = False, undo: bool = False) -> Plan[list[Raw]]:
+    def _store(self, raws: list[Raw], changes: Changes, *, alone: bool = False) -> Plan[list[Raw]]:
         """Store the documents, with what rules put into them and write beside them.
 
         Where this is `alone`, no last step of a commit lowers them.
         """
-        entry, derived, batch = self.entry, self._derived, self.batch
-        batch.order = None
-        if derived.touches[True]:
-            yield from stamp(entry, batch.raws, new=True)
-        states = {}
-        for rule in derived.before_insert:
-            states[rule] = yield from rule.before_insert(batch, changes)
-        if derived.fills:
-            yield from fill_own(entry, [(None, raw) for raw in batch.raws])
-        raws = batch.order or batch.raws
-        if alone:
-            raws = yield from lowered(entry, raws)
-        with crud.translated(entry.model.__name__, batch.raws, entry):
-            if len(raws) == 1:
-                yield Call(entry.collection, "insert_one", (raws[0],))
-            elif undo:
-                yield from crud.insert_or_undo(entry.collection, raws)
+        entry, batch = self.entry, self._batch(raws)
+        hooks = hooks_of(entry, batch)
+        yield from stamp(entry, raws, new=True)
+        yield from run_before(hooks, changes)
+        if self._derived.fills:
+            yield from fill_own(entry, [(None, raw) for raw in raws])
+        stored = batch.order or raws
+        if alone and entry.versions.writes_older:
+            stored = yield from lowered(entry, stored)
+        with translated(entry.model.__name__, raws, entry):
+            if len(stored) == 1:
+                yield Call(entry.collection, "insert_one", (stored[0],), ids=(stored[0]["_id"],))
+            elif changes.transactional:
+                yield from insert_many(entry.collection, stored)
             else:
-                yield from insert_many(entry.collection, raws)
-        for rule in derived.after_insert:
-            yield from rule.after_insert(batch, states.get(rule), changes)
-        return batch.raws
+                yield from _insert_or_undo(entry.collection, stored)
+        yield from run_after(hooks, changes)
+        return raws
 
-    def publish(self) -> list[Any]:
-        return publish_ids(self.reserved)
-
-    def _gather(self, known: Sequence[Raw], rules: Sequence[DerivedRule]) -> Plan[None]:
-        """Fill targets that are inserted after their sources."""
-        keys = [raw["_id"] for raw in known]
-        yield from guard_arrivals(self.entry, rules, known)
-        values = yield from recompute(rules, keys, (yield from server_facts()), documents=known)
-        for raw in known:
-            refuse_unfit(rules, values[freeze(raw["_id"])])
-            for path, value in values[freeze(raw["_id"])].items():
-                put(raw, path, value)
-
-    def _date(self, known: Sequence[Raw], dates: Raw) -> Plan[None]:
+    def _date(self, raws: Sequence[Raw], dates: Raw) -> Plan[None]:
         """Date the values that were gathered."""
-        by_key = {freeze(raw["_id"]): raw for raw in known}
-        condition = {"_id": {"$in": [raw["_id"] for raw in known]}}
+        by_key = {freeze(raw["_id"]): raw for raw in raws}
+        condition = {"_id": {"$in": [raw["_id"] for raw in raws]}}
         yield from update_many(self.entry.collection, condition, [{"$set": dates}])
         for row in (yield from find(self.entry.collection, condition, dict.fromkeys(dates, 1))):
             for path in dates:
                 put(by_key[freeze(row["_id"])], path, value_at(row, path))
 
+    # -- afterwards ----------------------------------------------------------------------------
+
+    def publish(self) -> list[Any]:
+        return publish_ids(self._reserved)
+
     def result(self, outcome: list[Raw]) -> list[D]:
         if not self.entry.paths.owned:
-            return self.as_stored
+            return self._as_stored
         return [as_written(self.entry, copy.deepcopy(raw)) for raw in outcome]
+
+
+def _insert_or_undo(collection: str, raws: Sequence[Raw]) -> Plan[None]:
+    """Store documents in order; where one is refused, those before it are deleted again."""
+    try:
+        yield Call(collection, "insert_many", (raws,))
+    except BulkWriteError as error:
+        at = next((each["index"] for each in refusals(error)), 0)
+        if at:
+            yield from delete_many(collection, {"_id": {"$in": [raw["_id"] for raw in raws[:at]]}})
+        raise
+
+
+def insert_unordered(
+    entry: ModelEntry[D], documents: Sequence[D]
+) -> Plan[tuple[list[D], dict[int, Exception]]]:
+    """Store those documents of a plain model that are accepted, in one command.
+
+    Returns these, and by position why the others were refused.
+    """
+    name, refused = entry.model.__name__, dict[int, Exception]()
+    raws, stored, positions = list[Raw](), list[D](), list[int]()
+    for position, document in enumerate(documents):
+        altered: list[Any] = []
+        try:
+            raw = dump(entry, document, altered)
+            require_encodable(raw, name)
+            stored.append(as_stored(entry, document, raw, altered))
+        except UsageError as error:
+            refused[position] = error
+            continue
+        raws.append(raw)
+        positions.append(position)
+    raws = yield from lowered(entry, raws)
+    try:
+        if raws:
+            yield Call(entry.collection, "insert_many", (raws,), {"ordered": False})
+    except BulkWriteError as error:
+        if (error.details or {}).get("writeConcernErrors"):
+            raise
+        for each in refusals(error):
+            one = WriteError(each.get("errmsg", ""), each.get("code"), each)
+            refused[positions[each["index"]]] = translate(one, name)
+    return [each for each, at in zip(stored, positions, strict=True) if at not in refused], refused

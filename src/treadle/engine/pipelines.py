@@ -16,7 +16,7 @@ from treadle.graph.derived import (
 )
 from treadle.graph.kinds import build_formula_stages
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.owned import Touch
+from treadle.graph.owned import NO_VALUE, Touch
 from treadle.graph.rule import REVISION
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
@@ -45,8 +45,9 @@ class Derivation:
         self.blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
         # By the way of maintenance; made where they are first asked for.
         self.recomputations: dict[Any, Any] = {}
-        # A revision counts from there.
-        self.blanks |= {path: 0 for path, owned in entry.paths.owned.items() if owned.on_write == "next"}
+        self.blanks |= {
+            path: owned.blank for path, owned in entry.paths.owned.items() if owned.blank is not NO_VALUE
+        }
         # What a write stamps on a document, and how; by whether the document is new.
         self.touches: dict[bool, dict[str, Touch]] = {
             new: {
@@ -56,15 +57,9 @@ class Derivation:
             }
             for new in (False, True)
         }
-        # Who takes part in an insert.
-        self.prepares = entry.rules.implementing("prepare")
-        self.before_insert = entry.rules.implementing("before_insert")
-        self.after_insert = entry.rules.implementing("after_insert")
-        self.inserting = list(
-            dict.fromkeys(
-                [*self.before_insert, *self.after_insert, *entry.rules.implementing("inserts_alone")]
-            )
-        )
+        # The rules that act when a whole document is written.
+        implementing = entry.rules.implementing
+        self.acting = list(dict.fromkeys([*implementing("before"), *implementing("after")]))
         # What is made of its documents with each write, and the last level that is.
         self.fed = aggregates_of(entry)
         self.copied = copies_of(entry)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from treadle.engine import crud
 from treadle.engine.alternate_keys import READ_KEYS_MAX
+from treadle.engine.documents import translated
 from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
@@ -124,7 +125,7 @@ def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> 
 def exists(entry: ModelEntry[Any], filter: Any) -> Plan[bool]:
     """Whether any document matches."""
     cleaned = parse_filter(entry.paths.fields, filter)
-    with crud.translated(entry.model.__name__, [cleaned]):
+    with translated(entry.model.__name__, [cleaned]):
         document = yield from find_one(entry.collection, cleaned, {"_id": 1})
     return document is not None
 
@@ -158,7 +159,7 @@ def page(
     if card is not None:
         extra = [path for path, _ in keys if not any(overlap(path, other) for other in card.paths)]
         projection = {**card.projection, **dict.fromkeys(extra, 1)}
-    with crud.translated(entry.model.__name__, [chosen]):
+    with translated(entry.model.__name__, [chosen]):
         raws = yield from find(entry.collection, chosen, projection, sort=keys, limit=size + 1)
     further, raws = len(raws) > size, raws[:size]
     following = (
@@ -219,7 +220,7 @@ def distinct(entry: ModelEntry[Any], field: str, filter: Any) -> Plan[list[Any]]
     cleaned = parse_filter(entry.paths.fields, filter)
     chain = entry.versions
     chosen = {"$and": [cleaned, chain.current_only]} if chain.is_versioned else cleaned
-    with crud.translated(entry.model.__name__, [cleaned]):
+    with translated(entry.model.__name__, [cleaned]):
         values = yield Call(entry.collection, "distinct", (path.stored, chosen), {}, writes=False)
     if chain.is_versioned:
         values += yield from _older_values(entry, path, cleaned, values)

@@ -1,4 +1,4 @@
-"""Updates of models that feed others or maintain something themselves."""
+"""Updates by operators: of one document, of all that match, and of fields by their Python names."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ from typing import Any, TypeVar
 
 import bson
 from bson import ObjectId
+from pydantic import ValidationError
 from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
-from treadle.engine import crud
-from treadle.engine.auto_fields import touches_of, touching
+from treadle.engine.documents import (
+    as_written,
+    auto_fields,
+    filter_of,
+    not_written,
+    require_filter,
+    require_valid,
+    stamping,
+    translated,
+    unchanged,
+)
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.references import fill_own
-from treadle.engine.validation import as_written, require_valid
-from treadle.engine.version_upgrade import upgrade_stored, upgraded
-from treadle.errors import PartlyDone
+from treadle.engine.version_upgrade import matches_outdated, upgrade_stored, upgraded
+from treadle.errors import InvalidValue, PartlyDone, UsageError
 from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.derived import aggregates_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Returns
-from treadle.graph.write import ChunkedWrite, Write, confined
+from treadle.graph.write import ChunkedWrite, CommitNeeded, Write, confined
 from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -44,8 +54,8 @@ from treadle.plan import (
 from treadle.plan.server_errors import translate_update
 from treadle.query.attributes import sorting_stages, sorts_by_attribute
 from treadle.query.filters import Sort, parse_filter, sort_keys
-from treadle.query.keys import distinct, freeze
-from treadle.query.paths import overlap
+from treadle.query.keys import freeze
+from treadle.query.paths import overlap, unknown_field
 from treadle.query.updates import parse_update
 
 D = TypeVar("D", bound=Document)
@@ -57,10 +67,11 @@ def concerns(entry: ModelEntry[Any], touched: set[str] | None) -> bool:
 
 
 def may_upgrade(entry: ModelEntry[Any]) -> bool:
-    """Whether bringing a document to the current version may change what others follow from."""
-    chain = entry.versions
-    watched = entry.effects.followed is None or bool(entry.effects.followed)
-    return chain.writes_older or (chain.is_versioned and not entry.effects.is_plain and watched)
+    """Whether upgrading a document may change what others follow from."""
+    chain, followed = entry.versions, entry.effects.followed
+    if chain.writes_older:
+        return True
+    return chain.is_versioned and not entry.effects.is_plain and (followed is None or bool(followed))
 
 
 class _Update:
@@ -75,22 +86,21 @@ class _Update:
     ) -> None:
         self.entry = entry
         self.parsed = parse_update(entry.paths.fields, update, array_filters)
-        self.sure = self.parsed.is_exact
-        self.update = touching(entry, self.parsed.update)
-        stamped = touches_of(entry, new=False).keys()
-        self.followed = not entry.effects.is_plain and (
-            self.parsed.is_followed or entry.paths.fields.are_followed(stamped)
+        # Otherwise documents are validated after the update.
+        self.is_exact = self.parsed.is_exact
+        self.update = stamping(entry, self.parsed.update)
+        self.is_followed = not entry.effects.is_plain and (
+            self.parsed.is_followed or entry.paths.fields.are_followed(auto_fields(entry, new=False).keys())
         )
 
     @property
     def _is_plain(self) -> bool:
         """Whether nothing follows from it."""
-        followed = self.followed or may_upgrade(self.entry)
-        return self.sure and not followed
+        return self.is_exact and not self.is_followed and not may_upgrade(self.entry)
 
     def _translated(self) -> AbstractContextManager[None]:
         sent = [self.filter, {"update": self.update}]
-        return crud.translated(self.entry.model.__name__, sent, translate=translate_update)
+        return translated(self.entry.model.__name__, sent, translate=translate_update)
 
     def _apply(
         self,
@@ -98,28 +108,34 @@ class _Update:
         write: Callable[[list[Any], list[Any]], Plan[dict[Any, Raw]]],
         changes: Changes,
     ) -> Plan[list[Raw]]:
-        """Update documents that were just read, and note the changes; the documents after."""
+        """Update documents that were just read, and add the changes. Returns the documents after.
+
+        `write` gets the ids of all, and of those that were outdated: these met
+        the filter as they were stored, whether or not they do now.
+        """
         entry, keys = self.entry, [each["_id"] for each in befores]
-        stale: list[Any] = []
+        outdated: list[Any] = []
         if entry.versions.is_versioned:
-            # These met the filter as they were stored, whether or not they do in the current version.
-            stale = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
-            if stale:
+            outdated = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
+            if outdated:
                 server = yield from server_facts()
                 server.require_transactions(f"an update of an outdated {entry.model.__name__}")
             befores = yield from upgrade_stored(entry, befores, changes)
         with self._translated():
-            afters = yield from write(keys, stale)
+            afters = yield from write(keys, outdated)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
-        if not self.sure or any(derivation(each).formulas for each in entry.kinds.related):
+        if not self.is_exact or any(derivation(each).formulas for each in entry.kinds.related):
             yield from require_valid(entry, befores, final, changes)
         yield from changes.add(entry, zip(befores, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
 
 
-class UpdateOneDocument(_Update, Write[D | None]):
-    """An update of one document, which somebody may have to follow."""
+# -- one document ----------------------------------------------------------------------------------
+
+
+class Update(_Update, Write[D | None]):
+    """An update of one document."""
 
     def __init__(
         self,
@@ -131,11 +147,11 @@ class UpdateOneDocument(_Update, Write[D | None]):
         array_filters: Sequence[Any] | None = None,
     ) -> None:
         self._prepare(entry, update, array_filters)
-        self.filter = crud.which(entry, id_or_filter)
+        self.filter = filter_of(entry, id_or_filter)
         self.sort = sort_keys(sort, entry.paths.fields)
         # By an attribute only a pipeline sorts, so that the document is found first.
         self._by_attribute = sorts_by_attribute(entry.codec, self.sort)
-        crud.check_returns(returns)
+        check_returns(returns)
         self.returns = returns
         self.shows_document = returns == "after"
         self.options: Raw = {}
@@ -146,31 +162,43 @@ class UpdateOneDocument(_Update, Write[D | None]):
         return self._update_alone() if self._is_plain and not self._by_attribute else None
 
     def _update_alone(self) -> Plan[Raw | None]:
+        entry, chain, chosen = self.entry, self.entry.versions, self.filter
         with self._translated():
-            raw = yield from crud.update_one_raw(
-                self.entry, self.filter, self.update, self.sort, after=self.returns == "after", **self.options
-            )
-        return raw
+            if not chain.is_versioned:
+                return (yield from self._find_and_update(chosen, after=self.returns == "after"))
+            # The first of all versions: an outdated one would be passed over.
+            if self.sort is not None and (yield from matches_outdated(entry, chosen)):
+                raise CommitNeeded
+            current = {"$and": [chosen, chain.current_only]}
+            raw = yield from self._find_and_update(current, after=self.returns == "after")
+            if raw is None and (yield from find_one(entry.collection, chosen, {"_id": 1})) is not None:
+                raise CommitNeeded
+            return raw
+
+    def _find_and_update(self, chosen: Raw, *, after: bool) -> Plan[Raw | None]:
+        return find_one_and_update(
+            self.entry.collection, chosen, self.update, sort=self.sort, after=after, **self.options
+        )
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
-        entry = self.entry
-        maintains = any(
-            rule.needs_before or changes.joined for each in entry.kinds.related for rule in each.rules
-        )
-        followed = (
-            maintains or aggregates_of(entry) or entry.versions.is_versioned or self.returns == "before"
-        )
-        # Whoever refers to it by a name that it had must be found by that.
-        followed = (
-            followed or self._by_attribute or any(each.paths.alternate_keys for each in entry.kinds.related)
-        )
-        followed = followed or not self.sure
-        if not followed:
-            return (yield from self._without_before(changes))
+        if not self._reads_before(changes):
+            return (yield from self._update_unread(changes))
         before = yield from self._first()
-        if before is None:
-            return None
-        return (yield from self.update_found(before, changes))
+        return None if before is None else (yield from self.update_document(before, changes))
+
+    def _reads_before(self, changes: Changes) -> bool:
+        """Whether anything follows from what the document was."""
+        entry = self.entry
+        return (
+            not self.is_exact
+            or self._by_attribute
+            or self.returns == "before"
+            or entry.versions.is_versioned
+            or bool(aggregates_of(entry))
+            # What refers to it by an alternate key that it had must be found by that.
+            or any(each.paths.alternate_keys for each in entry.kinds.related)
+            or any(rule.needs_before or changes.joined for each in entry.kinds.related for rule in each.rules)
+        )
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
@@ -181,40 +209,24 @@ class UpdateOneDocument(_Update, Write[D | None]):
         rows = yield from aggregate(self.entry.collection, stages)
         return rows[0] if rows else None
 
-    def update_found(self, before: Raw, changes: Changes) -> Plan[Raw | None]:
+    def update_document(self, before: Raw, changes: Changes) -> Plan[Raw | None]:
         """Update the document that was just read."""
         afters = yield from self._apply([before], self._write, changes)
         if not afters or self.returns == "after":
             return afters[0] if afters else None
         return (yield from upgraded(self.entry, [before]))[0]
 
-    def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
-        only_it = by_id(keys[0]) if stale else {"$and": [by_id(keys[0]), self.filter]}
-        after = yield from find_one_and_update(self.entry.collection, only_it, self.update, **self.options)
+    def _write(self, keys: list[Any], outdated: list[Any]) -> Plan[dict[Any, Raw]]:
+        chosen = by_id(keys[0]) if outdated else {"$and": [by_id(keys[0]), self.filter]}
+        after = yield from find_one_and_update(self.entry.collection, chosen, self.update, **self.options)
         return {} if after is None else {freeze(keys[0]): after}
 
-    @property
-    def key(self) -> list[Any]:
-        """The id of the one document that it means; nothing where another may be meant."""
-        simple = not self.options and self.sort is None and self.returns == "after"
-        named = self.filter.get("_id")
-        if not simple or type(named) is not ObjectId or self.filter != self.entry.filter_for_id(named):
-            return []
-        return [named]
-
-    def _without_before(self, changes: Changes) -> Plan[Raw | None]:
-        """An update that nobody has to know the former state of: there are copies at most, which may stay."""
+    def _update_unread(self, changes: Changes) -> Plan[Raw | None]:
+        """Update a document of which only copies are made, so that nothing follows from what it was."""
+        recorded = any(each.rules for each in self.entry.kinds.related)
+        sets = None if recorded else _plain_sets(self.update)
         with self._translated():
-            recorded = any(each.rules for each in self.entry.kinds.related)
-            sets = None if recorded else _plain_sets(self.update)
-            raw = yield from find_one_and_update(
-                self.entry.collection,
-                self.filter,
-                self.update,
-                sort=self.sort,
-                after=sets is None,
-                **self.options,
-            )
+            raw = yield from self._find_and_update(self.filter, after=sets is None)
         if raw is None:
             return None
         if sets is None:
@@ -227,9 +239,43 @@ class UpdateOneDocument(_Update, Write[D | None]):
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else as_written(self.entry, outcome)
 
+    # -- several as one ------------------------------------------------------------------------
+
+    @property
+    def key(self) -> ObjectId | None:
+        """The id of the one document that it means; None where it may mean another."""
+        simple = not self.options and self.sort is None and self.returns == "after"
+        return single_id(self.entry, self.filter) if simple else None
+
+    def merges(self, other: Write[Any]) -> bool:
+        if type(other) is not Update or other.entry is not self.entry or not merges_by_id(self.entry):
+            return False
+        return self.key is not None and other.key is not None and self.key != other.key
+
+    def merged(self, other: Update[D]) -> UpdateEach:
+        each = UpdateEach(self)
+        return each.merged(other)
+
+
+def check_returns(returns: Any) -> None:
+    """Refuse what is neither of the two documents that an update can return."""
+    if returns not in ("after", "before"):
+        raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
+
+
+def single_id(entry: ModelEntry[Any], filter: Raw) -> ObjectId | None:
+    """Return the id of the one document that a filter means and that nothing else is asked of."""
+    identity = filter.get("_id")
+    return identity if type(identity) is ObjectId and filter == entry.filter_for_id(identity) else None
+
+
+def merges_by_id(entry: ModelEntry[Any]) -> bool:
+    """Whether writes of single documents can be one: each is no state of its own to any rule."""
+    return not (entry.versions.is_versioned or any(derivation(each).records for each in entry.kinds.related))
+
 
 def _plain_sets(update: Any) -> Raw | None:
-    """What an update sets, as it will be read, where it does nothing but set whole fields; else None.
+    """Return what an update sets, as it will be read, where it does nothing but set whole fields; else None.
 
     Then the document before it tells what the document after it is, and no second look is needed.
     """
@@ -244,31 +290,118 @@ def _plain_sets(update: Any) -> Raw | None:
 class UpdateEach(_Update, Write[list[Raw | None]]):
     """Updates of single documents by their ids, in one round of commands."""
 
-    def __init__(self, updates: Sequence[UpdateOneDocument[Any]]) -> None:
-        self.updates = list(updates)
-        self.entry = updates[0].entry
-        self.filter, self.update = {}, [each.update for each in updates]
-        self.sure = all(each.sure for each in updates)
+    def __init__(self, first: Update[Any]) -> None:
+        self.entry = first.entry
+        self.is_exact = True
+        self.filter, self.update = {}, []
+        self.updates: list[Update[Any]] = []
+        self._keys: set[Any] = set()
+        self._add(first)
+
+    def _add(self, update: Update[Any]) -> None:
+        self.updates.append(update)
+        self._keys.add(update.key)
+        self.is_exact = self.is_exact and update.is_exact
+        self.update.append(update.update)
+
+    def merges(self, other: Write[Any]) -> bool:
+        return self.updates[0].merges(other) and other.key not in self._keys  # type: ignore[attr-defined]
+
+    def merged(self, other: Update[Any]) -> UpdateEach:
+        self._add(other)
+        return self
+
+    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
+        return list(outcome)
 
     def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
-        keys = distinct(key for each in self.updates for key in each.key)
-        befores = list((yield from by_ids(self.entry.collection, keys)).values())
-        found = [each for each in befores if self.entry.targets.admits(each)]
-        afters = (yield from self._apply(found, self._write, changes)) if found else []
+        keys = [each.key for each in self.updates]
+        rows = yield from by_ids(self.entry.collection, keys)
+        befores = [each for each in rows.values() if self.entry.targets.admits(each)]
+        afters = (yield from self._apply(befores, self._write, changes)) if befores else []
         by_key = {freeze(each["_id"]): each for each in afters}
-        return [by_key.get(freeze(each.key[0])) for each in self.updates]
+        return [by_key.get(freeze(key)) for key in keys]
 
-    def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
+    def _write(self, keys: list[Any], outdated: list[Any]) -> Plan[dict[Any, Raw]]:
         operations = [UpdateOne(each.filter, each.update) for each in self.updates]
         yield from bulk_write(self.entry.collection, operations)
         return (yield from by_ids(self.entry.collection, keys))
 
 
-class UpdateManyDocuments(_Update, ChunkedWrite):
+# -- some fields of a document at hand ---------------------------------------------------------------
+
+
+class ChangeFields(Update[D]):
+    """Some fields, by their Python names, of a document that the caller has read."""
+
+    def __init__(self, entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> None:
+        raw, update = change_of(entry, document, fields)
+        super().__init__(entry, document.id, update)
+        self._identity = raw["_id"]
+        self._unchanged = unchanged(entry, raw)
+        self._stored = {**by_id(self._identity), **entry.targets.exact.filter()}
+        self.filter = {**self._stored, **self._unchanged}
+
+    def command(self) -> Plan[Raw] | None:
+        command = super().command()
+        return None if command is None else self._required(command)
+
+    def apply(self, changes: Changes) -> Plan[Raw]:
+        return self._required(super().apply(changes))
+
+    def _required(self, update: Plan[Raw | None]) -> Plan[Raw]:
+        raw = yield from update
+        if raw is None:
+            raise (
+                yield from not_written(self.entry, self._stored, self._identity, self._unchanged, "changed")
+            )
+        return raw
+
+
+def change_of(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> tuple[Raw, Raw]:
+    """Return a document with other values in these fields as it is stored, and the update for that."""
+    changed = _with(entry, document, fields)
+    # In the current version, whatever this Store writes: an update speaks of that one.
+    codec: Codec[D] = getattr(entry.codec, "own", entry.codec)
+    raw = codec.dump_all([changed], [])[0]
+    names = [entry.codec.by_name[name].stored for name in fields]
+    sets = {name: raw[name] for name in names if name in raw}
+    absent = dict.fromkeys((name for name in names if name not in raw), "")
+    return raw, {key: value for key, value in {"$set": sets, "$unset": absent}.items() if value}
+
+
+def _with(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> D:
+    """The document with other values in these fields, validated as a whole."""
+    model, known = entry.model.__name__, entry.codec.by_name
+    if not fields or "id" in fields:
+        what = "the id of a document" if fields else "nothing"
+        raise UsageError(
+            f"change of {model} was asked to change {what}; name the fields to change, such as "
+            "change(document, status='paid')",
+            code="update-invalid",
+        )
+    for name in fields:
+        if name not in known:
+            raise unknown_field(f"change of {model} names", name, model, list(known))
+    present = {name: value for name, value in document.__dict__.items() if name in known}
+    try:
+        return entry.model.model_validate({**present, **fields}, by_name=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document as a whole"
+        raise InvalidValue(
+            f"change of {model}: {where}: {first['msg']}; nothing was written", code="document-invalid"
+        ) from error
+
+
+# -- all documents that match ------------------------------------------------------------------------
+
+
+class UpdateMany(_Update, ChunkedWrite):
     """An update of the documents of one chunk."""
 
     def __init__(self, entry: ModelEntry[Any], filter: Any, update: Any) -> None:
-        crud.require_filter(entry, filter)
+        require_filter(entry, filter)
         self._prepare(entry, update)
         self.filter = parse_filter(entry.paths.fields, filter)
 
@@ -285,21 +418,23 @@ class UpdateManyDocuments(_Update, ChunkedWrite):
         )
 
     def _update_alone(self) -> Plan[int]:
+        entry, chosen = self.entry, self.filter
         whole = yield from is_inside()
+        if entry.versions.is_versioned:
+            if (yield from matches_outdated(entry, chosen)):
+                raise CommitNeeded
+            chosen = {"$and": [chosen, entry.versions.current_only]}
         with self._translated():
             try:
-                return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
+                return (yield from update_many(entry.collection, chosen, self.update)).matched_count
             except WriteError as error:
                 # The server has written the documents before the refused one, and does not say how many.
-                clear = translate_update(error, self.entry.model.__name__, [])
+                clear = translate_update(error, entry.model.__name__, [])
                 if not whole:
-                    yield from self._refused_of_none()
-                    raise PartlyDone(self.entry.model.__name__, None, clear) from error
+                    # Raises where the server refuses the update for what it is.
+                    yield from update_many(entry.collection, {"_id": {"$in": []}}, self.update)
+                    raise PartlyDone(entry.model.__name__, None, clear) from error
                 raise
-
-    def _refused_of_none(self) -> Plan[None]:
-        """Raises where the server refuses the update for what it is, whatever it would be done to."""
-        yield from update_many(self.entry.collection, {"_id": {"$in": []}}, self.update)
 
     def apply(self, changes: Changes) -> Plan[int]:
         befores = yield from find(self.entry.collection, confined(self.filter, self.keys))
@@ -307,13 +442,13 @@ class UpdateManyDocuments(_Update, ChunkedWrite):
             yield from self._apply(befores, self._write, changes)
         return len(befores)
 
-    def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
-        as_found = {freeze(key) for key in stale}
-        others = [key for key in keys if freeze(key) not in as_found]
+    def _write(self, keys: list[Any], outdated: list[Any]) -> Plan[dict[Any, Raw]]:
+        as_stored = {freeze(key) for key in outdated}
+        others = [key for key in keys if freeze(key) not in as_stored]
         if others:
             yield from update_many(self.entry.collection, confined(self.filter, others), self.update)
-        if stale:
-            yield from update_many(self.entry.collection, {"_id": {"$in": stale}}, self.update)
+        if outdated:
+            yield from update_many(self.entry.collection, {"_id": {"$in": outdated}}, self.update)
         return (yield from by_ids(self.entry.collection, keys))
 
 
@@ -322,18 +457,21 @@ def _unique_paths(entry: ModelEntry[Any]) -> list[str]:
     return [path for document in unique for path in dict(document["key"])]
 
 
+# -- what documents hold of others and of themselves -------------------------------------------------
+
+
 def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    """Refill changed references and recompute formulas of documents just written; the documents after.
+    """Refill changed references and evaluate formulas of documents just written. Returns these.
 
     Each by the rules of its kind after the write.
     """
     if entry.kinds.family is None:
         return (yield from _follow_class(entry, pairs))
-    followed: dict[Any, Raw] = {}
+    final: dict[Any, Raw] = {}
     for exact, group in entry.kinds.split([(after, before) for before, after in pairs]):
         for after in (yield from _follow_class(exact, [(before, after) for after, before in group])):
-            followed[freeze(after["_id"])] = after
-    return [followed[freeze(after["_id"])] for _, after in pairs]
+            final[freeze(after["_id"])] = after
+    return [final[freeze(after["_id"])] for _, after in pairs]
 
 
 def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from treadle.engine import crud
+from treadle.engine.documents import as_written, filter_of, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
-from treadle.engine.updates import UpdateOneDocument
-from treadle.engine.validation import as_written, require_readable
+from treadle.engine.updates import Update
 from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
@@ -48,12 +47,12 @@ class Upsert(Write[Upserted[D]]):
         self.entry = entry
         self.created = False
         by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.ids.encode(filter)}
-        self._update: UpdateOneDocument[D] = UpdateOneDocument(entry, by_filter, update)
+        self._update: Update[D] = Update(entry, by_filter, update)
         self.insert: Insert[D] = Insert(inserted, [insert])
         # An assignment to a field is not validated by itself.
-        require_readable(inserted, self.insert.batch.raws[0], "this would store")
+        require_readable(inserted, self.insert.raws[0], "this would store")
         # The new document must be unique among those of its own kind.
-        require_unique(inserted, crud.which(inserted, by_filter), self.insert.batch.raws[0])
+        require_unique(inserted, filter_of(inserted, by_filter), self.insert.raws[0])
 
     def command(self) -> Plan[Raw] | None:
         update, insert = self._update.command(), self.insert.command()
@@ -74,7 +73,7 @@ class Upsert(Write[Upserted[D]]):
         self.created = before is None
         raw: Raw | None = None
         if before is not None:
-            raw = yield from self._update.update_found(before, changes)
+            raw = yield from self._update.update_document(before, changes)
         if raw is None:
             (raw,) = yield from self.insert.apply(changes)
         return raw

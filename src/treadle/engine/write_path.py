@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -100,6 +99,9 @@ class WritePath:
 
     def _outcome(self, write: Write[Any], alone: bool) -> Plan[Any]:
         """What a write comes to, as a plain command or committed."""
+        if self._server is None and not write.entry.effects.is_plain:
+            # The first write that others follow also recovers what a crash left.
+            yield from self._capabilities()
         if self.unfinished and not (yield from is_inside()):
             # What still cannot be finished is left to the next write.
             with contextlib.suppress(PyMongoError):
@@ -191,8 +193,7 @@ class WritePath:
             # One copy cannot be written. Make the copies afterwards, where it can be quarantined.
             outcomes, pending = yield from transact(lambda: attempt.perform(copies_max=0))
         yield from self._finish(server, pending)
-        pairs = zip(merged, outcomes, strict=True)
-        return [each for (_, parts), outcome in pairs for each in split(parts, outcome)]
+        return split(merged, outcomes)
 
     def _finish(self, server: Capabilities, pending: Sequence[tuple[FanOut, Raw]]) -> Plan[None]:
         """Carry out the fan-outs of a commit; those that fail are left to recovery."""
@@ -313,12 +314,12 @@ def merge(writes: Sequence[Write[Any]]) -> list[tuple[Write[Any], list[Write[Any
     return groups
 
 
-def split(parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
-    """The outcome of each part, from that of the merged write."""
-    if len(parts) == 1:
-        return [outcome]
-    remaining = iter(outcome)
-    return [list(islice(remaining, part.size)) for part in parts]
+def split(merged: Sequence[tuple[Write[Any], list[Write[Any]]]], outcomes: Sequence[Any]) -> list[Any]:
+    """The outcome of each part, from those of merged writes."""
+    shares: list[Any] = []
+    for (write, parts), outcome in zip(merged, outcomes, strict=True):
+        shares += [outcome] if len(parts) == 1 else write.shares(parts, outcome)
+    return shares
 
 
 def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:

@@ -29,6 +29,7 @@ from treadle.graph.derived import (
 )
 from treadle.graph.limits import Limits
 from treadle.graph.model_entry import ModelEntry
+from treadle.graph.owned import NO_VALUE
 from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Needs, Rule
 from treadle.graph.rule_set import Maintain, implements
 from treadle.graph.shards import Shards
@@ -451,10 +452,10 @@ def graph_of(rule: Rule) -> Graph:
 
 def _require_carrier(rule: Rule) -> None:
     """Refuse a rule that nothing carries out: it would be ignored."""
-    stamps = any(owned.on_write for owned in rule.owns())
+    sets = any(owned.on_write or owned.blank is not NO_VALUE for owned in rule.owns())
     carried = (
         isinstance(rule, DERIVED)
-        or stamps
+        or sets
         or any(
             implements(rule, method)
             for method in CARRIED_OUT

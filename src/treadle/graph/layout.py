@@ -17,7 +17,7 @@ from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
 from treadle.model.document import Document
 from treadle.model.text import get_logger
-from treadle.plan import Plan, Raw, Read
+from treadle.plan import Call, Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities
 from treadle.query.filters import Sort
 
@@ -67,8 +67,6 @@ class Layout(Generic[D]):
     pattern: ClassVar[str] = ""
     # The model's `ModelEntry`, which knows its layout in turn.
     entry: Any
-    # What performs calls without a plan, where a layout has it (`engine/prompt.py`).
-    prompt: Any = None
 
     def _not_answered(self, call: str, hint: str = "use find or count") -> NoReturn:
         name = self.entry.model.__name__
@@ -77,6 +75,20 @@ class Layout(Generic[D]):
         raise UsageError(
             f"{call} is not for {name}, whose documents are stored {stored}; {hint}", code="layout-missing"
         )
+
+    # -- calls that are one command --------------------------------------------------------------
+
+    def read_command(self, identity: Any) -> Call | None:
+        """Return the command that reads the document of an id; None where a plan does."""
+        return None
+
+    def insert_command(self, document: D) -> Call | None:
+        """Return the command that stores a document that a later read gives as it is; None for a plan."""
+        return None
+
+    def refusal(self, error: Exception, command: Call) -> Exception:
+        """Return the error to raise where such an insert failed."""
+        return error
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -189,8 +201,8 @@ class Layout(Generic[D]):
         """Update the document that matches, or store another."""
         self._not_answered("upsert", "use insert, or update")
 
-    def work(self, operation: Operation) -> Any:
-        """The work of one operation of a bulk write; None where it cannot share a commit."""
+    def write(self, operation: Operation) -> Any:
+        """Return the `Write` of one operation of a bulk; None where it cannot share a commit."""
         return None
 
     def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:

@@ -17,7 +17,6 @@ from treadle.errors import DeclarationError
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.owned import Owned
 from treadle.graph.rule import Models, Pattern, Place, Rule
-from treadle.plan import Raw
 
 ADVICE = " with each write of the document; leave it out"
 
@@ -105,7 +104,7 @@ class RevisionRule(Rule):
     pattern = "revision"
 
     def owns(self) -> Sequence[Owned]:
-        return [Owned(self.path, ADVICE, on_write="next")]
+        return [Owned(self.path, ADVICE, on_write="next", blank=0)]
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,7 @@ class SoftDeleteRule(Rule):
     pattern = "soft_delete"
 
     def owns(self) -> Sequence[Owned]:
-        return [Owned(self.path, " when the document is deleted; use delete() and restore()")]
-
-    def prepare(self, raw: Raw) -> None:
-        raw[self.path] = None
+        return [Owned(self.path, " when the document is deleted; use delete() and restore()", blank=None)]
 
 
 KEYWORDS: dict[str, Pattern] = {"revision": Revision(), "soft_delete": SoftDelete()}

@@ -9,8 +9,8 @@ from treadle.query.paths import Path
 
 # How a caller's write sets a path: to the server's time, or to one more than before.
 Touch: TypeAlias = Literal["now", "next"]
-# What a replace does with an owned path: it keeps nothing of it.
-NOT_KEPT: Final = object()
+# An owned path has no such value.
+NO_VALUE: Final = object()
 
 
 class Owned(NamedTuple):
@@ -26,7 +26,9 @@ class Owned(NamedTuple):
     # Whether that is done by inserts only.
     insert_only: bool = False
     # The first value of a path that is written all the time: a replace keeps what is stored at that moment.
-    initial: Any = NOT_KEPT
+    initial: Any = NO_VALUE
+    # What a new document holds there, whatever its caller passed.
+    blank: Any = NO_VALUE
     # Whether it is filled again after each write, so that callers may write what surrounds it.
     refilled: bool = False
     # Whether other rules may own it as well, such as a date of computation.
@@ -49,4 +51,4 @@ class ModelPaths:
 
     def kept_on_replace(self) -> dict[str, Any]:
         """Return the paths that a replace leaves as they are stored, each with its first value."""
-        return {path: owned.initial for path, owned in self.owned.items() if owned.initial is not NOT_KEPT}
+        return {path: owned.initial for path, owned in self.owned.items() if owned.initial is not NO_VALUE}

@@ -233,48 +233,26 @@ class Rule:
     # -- writes of the target -------------------------------------------------------------------
 
     @default
-    def prepare(self, raw: Raw) -> Any:
-        """Put into a new document what it must carry; what is returned is noted in the batch."""
+    def needs_commit(self, batch: Batch | None) -> bool:
+        """Whether these documents must be written in a commit; None for documents to be deleted unread.
+
+        Asked without I/O, of rules that implement `before` or `after`. If
+        not, `before` and `after` send no command.
+        """
+        return True
 
     @default
-    def inserts_alone(self, batch: Batch) -> bool:
-        """Whether these documents can be inserted by one plain command; asked where it acts on inserts."""
-        return False
+    def before(self, batch: Batch, changes: Changes) -> Plan[None]:
+        """Check and complete documents before they are stored or removed.
 
-    @default
-    def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
-        """In the commit, before the documents are stored; what is returned goes to `after_insert`."""
+        For documents that are inserted, replaced, deleted or restored, and for those that change their
+        kind: to a rule of one kind alone they are new, or removed. Updates by operators are not shown.
+        """
         yield from ()
 
     @default
-    def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
-        """In the commit, after the documents are stored: what must be written beside them."""
-        yield from ()
-
-    @default
-    def before_replace(self, before: Raw, after: Raw) -> None:
-        """Refuse a replacement that would change what only Treadle may."""
-
-    @default
-    def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
-        """In the commit, before these documents are deleted; raises where they must not be."""
-        yield from ()
-
-    @default
-    def before_restore(self, document: Raw, changes: Changes) -> Plan[Any]:
-        """What a deleted document must carry when it comes back; what is returned goes to `after_restore`."""
-        return None
-        yield  # pragma: no cover
-
-    @default
-    def after_restore(self, state: Any, changes: Changes) -> Plan[None]:
-        """What must be written beside a document that came back."""
-        return None
-        yield  # pragma: no cover
-
-    @default
-    def after_delete(self, keys: Sequence[Any], changes: Changes) -> Plan[None]:
-        """In the commit, after documents were deleted: what must go with them."""
+    def after(self, batch: Batch, changes: Changes) -> Plan[None]:
+        """Write what belongs beside these documents, after they are stored or removed."""
         yield from ()
 
     @default
@@ -320,8 +298,4 @@ class Rule:
 
 
 # A rule must override one of these, derive its value, or own a path that each write sets.
-CARRIED_OUT = (
-    "layout", "prepare", "before_insert", "after_insert", "before_replace", "before_delete",
-    "before_restore", "after_restore", "after_delete",
-    "record", "replay", "verify", "repair", "run_due",
-)  # fmt: skip
+CARRIED_OUT = ("layout", "before", "after", "record", "replay", "verify", "repair", "run_due")

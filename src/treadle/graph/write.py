@@ -10,7 +10,8 @@ end, for all of them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from treadle.errors import DataError
@@ -87,8 +88,13 @@ class Write(Generic[R]):
         return False
 
     def merged(self, other: Any) -> Write[Any]:
-        """Return this write and another as one."""
+        """Return this write and another as one; called on what it returned, it may add to that."""
         raise NotImplementedError  # pragma: no cover
+
+    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
+        """Return the outcome of each write that was merged into this one; here, a stretch of a list."""
+        remaining = iter(outcome)
+        return [list(islice(remaining, part.size)) for part in parts]
 
     def smaller(self) -> Plan[list[ChunkedWrite]]:
         """Return the writes to do first, in chunks, where this one is too large for one commit."""

@@ -103,14 +103,14 @@ class AsyncWriter:
             return self.runner.call(plan)
         return self._write_with_care(plan, session)
 
-    async def _at_once(self, prompt: Any, command: Call) -> Any:
+    async def _at_once(self, calls: Layout[Any], command: Call) -> Any:
         """The outcome of a write that is one command; or its error, in the caller's words."""
         try:
             outcome = await self.runner.together(command)
             if outcome is ALONE or type(outcome) is Failed:
                 return await self.runner.settled(command, outcome)
         except Exception as error:
-            better = prompt.refusal(error, command)
+            better = calls.refusal(error, command)
             if better is error:
                 raise
             raise better from error

@@ -100,7 +100,7 @@ def test_a_write_finds_a_document_that_moves_while_it_looks_for_it(database, mon
         return find_one(collection, *rest)
 
     monkeypatch.setattr(moves, "find_one", look)
-    layout = layout_of(store.graph.entry(Letter), store.protocol)
+    layout = layout_of(store.graph.entry(Letter), store.write_path)
     assert store.runner.run(layout.bring_back({"_id": 1}))
     assert [] == racing
     assert "read" == store.update(Letter, 1, {"$set": {"text": "read"}}).text

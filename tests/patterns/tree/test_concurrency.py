@@ -34,7 +34,7 @@ from tests.patterns.tree.forest import (
     tree_of,
 )
 from treadle import AsyncStore, DataError, Document, Store, UsageError
-from treadle.engine.deletes import DeleteOneDocument
+from treadle.engine.deletes import Delete
 from treadle.engine.inserts import Insert
 from treadle.graph.write import Write
 from treadle.patterns.tree import fields, placing, state
@@ -166,7 +166,7 @@ def insert_and_remove(entry: Any, ids: Any) -> list[Write[Any]]:
 
 
 def insert_and_delete(entry: Any, ids: Any) -> list[Write[Any]]:
-    return [placed(entry, "new", ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
+    return [placed(entry, "new", ids["leaf"]), Delete(entry, ids["leaf"])]
 
 
 def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Write[Any]]:
@@ -186,7 +186,7 @@ def move_out_of_what_goes(entry: Any, ids: Any) -> list[Write[Any]]:
 
 
 def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Write[Any]]:
-    return [Move(tree_of(entry), ids["a"], ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
+    return [Move(tree_of(entry), ids["a"], ids["leaf"]), Delete(entry, ids["leaf"])]
 
 
 def same_segment_twice(entry: Any, ids: Any) -> list[Write[Any]]:

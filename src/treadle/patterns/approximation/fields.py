@@ -14,7 +14,7 @@ from bson import ObjectId
 from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 
-from treadle.engine.auto_fields import counted
+from treadle.engine.documents import revisions
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.binding import sibling
 from treadle.graph.calls import CounterRule, Sums
@@ -170,7 +170,7 @@ class CounterFields(CounterRule):
 
     def increment(self, n: Any) -> Raw:
         """The update that adds a number."""
-        update: Raw = {"$inc": {self.path: to_bson(self.number(n), []), **counted(self.target)}}
+        update: Raw = {"$inc": {self.path: to_bson(self.number(n), []), **revisions(self.target)}}
         if self.flushed_path:
             update["$currentDate"] = {self.flushed_path: True}
         return update

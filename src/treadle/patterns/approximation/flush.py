@@ -22,7 +22,7 @@ from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from treadle.engine.auto_fields import counted
+from treadle.engine.documents import revisions
 from treadle.engine.pages import by_ids
 from treadle.engine.updates import concerns, follow_own, may_upgrade
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
@@ -88,7 +88,7 @@ def apply(rule: CounterFields, sums: Sums, changes: Changes) -> Plan[dict[Any, A
 
 def _written(rule: CounterFields) -> set[str]:
     """The paths that adding to a counter writes."""
-    return {*(owned.path for owned in rule.owns()), *counted(rule.target)}
+    return {*(owned.path for owned in rule.owns()), *revisions(rule.target)}
 
 
 def _bring_up(rule: CounterFields, sums: Sums, changes: Changes) -> Plan[dict[Any, Any]]:

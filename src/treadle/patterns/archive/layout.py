@@ -25,23 +25,20 @@ class ArchiveLayout(DocumentLayout[D]):
         super().__init__(default.entry, default.write_path)
         self._rule = rule
 
-    def _write(self, make: Callable[[], Write[R]]) -> Plan[R]:
-        return self._encoded(self._write_where_stored(make))
-
-    def _write_where_stored(self, make: Callable[[], Write[R]]) -> Plan[R]:
-        """Perform a write of one document; if it is archived, again after it was restored."""
-        work = make()
+    def _execute(self, make: Callable[[], Write[R]]) -> Plan[R]:
+        """Execute a write of one document; if it is archived, again after it was restored."""
+        write = make()
         for _ in range(BLOCKED_MAX):
             try:
-                outcome = yield from self.write_path.execute(work)
+                outcome = yield from self.write_path.execute(write)
             except DataError as error:
-                if error.code != "document-gone" or not (yield from self.bring_back(work.selector.filter)):
+                if error.code != "document-gone" or not (yield from self.bring_back(write.selector.filter)):
                     raise
             else:
-                if outcome is not None or not (yield from self.bring_back(work.selector.filter)):
+                if outcome is not None or not (yield from self.bring_back(write.selector.filter)):
                     return outcome
-            work = make()
-        return (yield from self.write_path.execute(work))
+            write = make()
+        return (yield from self.write_path.execute(write))
 
     def bring_back(self, filter: Raw) -> Plan[bool]:
         return moves.bring_back(self._rule, filter)

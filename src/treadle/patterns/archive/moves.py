@@ -13,12 +13,11 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.crud import translated
+from treadle.engine.documents import as_written, translated
 from treadle.engine.pipelines import formula_stages
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.salvage import salvage
-from treadle.engine.validation import as_written
 from treadle.engine.write_path import commit_changes
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes

@@ -144,10 +144,10 @@ class ArchiveRule(ArchivePlaces):
 
     # -- writes -----------------------------------------------------------------------------------
 
-    def inserts_alone(self, batch: Batch) -> bool:
-        return all(batch.fresh)
+    def needs_commit(self, batch: Batch | None) -> bool:
+        return batch is not None and bool(batch.known)
 
-    def before_insert(self, batch: Batch, changes: Changes) -> Plan[None]:
+    def before(self, batch: Batch, changes: Changes) -> Plan[None]:
         known = [raw["_id"] for raw in batch.known]
         if known:
             other = yield from find_one(self.into, {"_id": {"$in": known}}, {"_id": 1})

@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from treadle.engine import crud, reads
-from treadle.engine.field_changes import change_of
-from treadle.engine.validation import as_written
+from treadle.engine.documents import as_stored, as_written, dump, dump_all, gone, require_filter, translated
+from treadle.engine.updates import change_of, check_returns
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import PageReader, skipping
 from treadle.graph.operations import Returns
@@ -61,7 +61,7 @@ class BucketLayout(BucketUpkeep[D]):
     def _first(self, document: D) -> Plan[D | None]:
         """The reading that made another one a duplicate."""
         spec, unique = self.spec, self.spec.unique
-        raw = crud.dump(self.entry, document, [])
+        raw = dump(self.entry, document, [])
         assert unique is not None
         condition = {name: {"$eq": raw[name]} for name in (*spec.key_names, unique.stored)}
         if unique is not spec.time:
@@ -81,20 +81,20 @@ class BucketLayout(BucketUpkeep[D]):
     def _insert(self, given: list[D], *, together: bool) -> Plan[Stored[D]]:
         entry = self.entry
         altered: list[Any] = []
-        raws = crud.dump_all(entry, given, altered, self.spec.dumping)
+        raws = dump_all(entry, given, altered, self.spec.dumping)
         check_batch(raws, self.spec.label)
         self._require_types(raws)
         results = given
         if altered:
             results = [
-                crud.as_stored(entry, document, self.spec.identified({**raw}), altered)
+                as_stored(entry, document, self.spec.identified({**raw}), altered)
                 for document, raw in zip(given, raws, strict=True)
             ]
         for document in given:
             document.__pydantic_fields_set__.add("id")
         batches = group(self.spec, raws, documents=given)
         careful = yield from is_inside()
-        with crud.translated(self.spec.label, raws):
+        with translated(self.spec.label, raws):
             duplicates = yield from self.writer.append(batches, careful=careful, together=together)
         if not duplicates:
             return Stored(results)
@@ -161,12 +161,12 @@ class BucketLayout(BucketUpkeep[D]):
         return self.spec.names.end if path == self.spec.time.stored else None
 
     def count(self, filter: Any) -> Plan[int]:
-        with crud.translated(self.spec.label):
+        with translated(self.spec.label):
             return (yield from reading.count(self.spec, filter))
 
     def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
         path, owner = reads.path_of(self.entry, field)
-        with crud.translated(self.spec.label):
+        with translated(self.spec.label):
             values = yield from reading.distinct(self.spec, path, filter)
         return reads.adapted_values(owner, path, values)
 
@@ -193,7 +193,7 @@ class BucketLayout(BucketUpkeep[D]):
             selection = select(self.spec, id_or_filter)
         else:
             selection = yield from self._by_id(id_or_filter)
-        with crud.translated(self.spec.label, sent):
+        with translated(self.spec.label, sent):
             _, pairs = yield from self.changer.change_all(selection, change, only_first=True)
         return pairs[0] if pairs else None
 
@@ -223,7 +223,7 @@ class BucketLayout(BucketUpkeep[D]):
     ) -> Plan[D | None]:
         if sort is not None or array_filters is not None:
             self._not_answered("update with sort= or array_filters=", "say which by its id")
-        crud.check_returns(returns)
+        check_returns(returns)
         cleaned = parse_update(self.entry.paths.fields, update).update
         change = applied(self.spec, cleaned)
         pair = yield from self._change_one(id_or_filter, change, [{"update": cleaned}])
@@ -235,19 +235,19 @@ class BucketLayout(BucketUpkeep[D]):
         raw, update = change_of(self.entry, document, fields)
         changed = yield from self.update(raw["_id"], update)
         if changed is None:
-            raise crud.gone(self.entry, raw["_id"], "changed")
+            raise gone(self.entry, raw["_id"], "changed")
         return changed
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        crud.require_filter(self.entry, filter)
+        require_filter(self.entry, filter)
         cleaned = parse_update(self.entry.paths.fields, update).update
         change = applied(self.spec, cleaned)
-        with crud.translated(self.spec.label, [{"update": cleaned}]):
+        with translated(self.spec.label, [{"update": cleaned}]):
             count, _ = yield from self.changer.change_all(select(self.spec, filter), change)
         return count
 
     def replace(self, document: D) -> Plan[D]:
-        raw = crud.dump(self.entry, document, [])
+        raw = dump(self.entry, document, [])
         identity = raw["_id"]
 
         def change(readings: list[Raw]) -> Plan[list[Raw | None]]:
@@ -255,7 +255,7 @@ class BucketLayout(BucketUpkeep[D]):
             yield  # pragma: no cover (a plan that asks for nothing)
 
         if (yield from self._change_one(identity, change, [raw])) is None:
-            raise crud.gone(self.entry, identity)
+            raise gone(self.entry, identity)
         return self._loaded(raw)
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
@@ -263,7 +263,7 @@ class BucketLayout(BucketUpkeep[D]):
         return None if pair is None else as_written(self.entry, pair[0])
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        crud.require_filter(self.entry, filter)
+        require_filter(self.entry, filter)
         selection = select(self.spec, filter)
         if selection.whole and selection.low is None and selection.high is None:
             return (yield from self.changer.delete_buckets(selection))

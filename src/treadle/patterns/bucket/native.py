@@ -17,14 +17,17 @@ from typing import Any, NoReturn, TypeVar
 from pymongo.errors import OperationFailure
 
 from treadle.engine import crud, reads
+from treadle.engine.documents import as_stored, dump_all, require_filter, translated
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
 from treadle.engine.reads import DocumentReader
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
+from treadle.graph.stored_pages import chunks
 from treadle.model.codec import StoredField
 from treadle.model.document import Document, Indexed
+from treadle.model.encodable import check_batch
 from treadle.patterns.bucket.adoption import SeriesAdoption
 from treadle.patterns.bucket.contents import column
 from treadle.patterns.bucket.series import adapted, bounds, chosen_fields, field_summary, make_aware
@@ -36,6 +39,7 @@ from treadle.patterns.bucket.spec import (
     refusal,
 )
 from treadle.plan import (
+    Call,
     Plan,
     Raw,
     aggregate,
@@ -150,11 +154,15 @@ class NativeLayout(Layout[D]):
             self._not_answered("insert_many with ordered=False", "leave it out")
         if (yield from is_inside()):
             raise self._not_offered("a transaction", "write outside of it, or use bucket=")
-        listed = list(documents)
-        with self._translated("this insert"):
-            if len(listed) == 1:
-                return [(yield from crud.insert(self.entry, listed[0]))]
-            return (yield from crud.insert_many(self.entry, listed, together=False))
+        listed, altered = list(documents), list[Any]()
+        raws = dump_all(self.entry, listed, altered)
+        if len(raws) > 1:
+            check_batch(raws, self.entry.model.__name__)
+        stored = [as_stored(self.entry, *pair, altered) for pair in zip(listed, raws, strict=True)]
+        with self._translated("this insert"), translated(self.entry.model.__name__, raws):
+            for chunk in chunks(raws, self.entry.limits.insert_max):
+                yield Call(self.collection, "insert_many", (chunk,))
+        return stored
 
     # -- reading --------------------------------------------------------------------------
 
@@ -249,7 +257,7 @@ class NativeLayout(Layout[D]):
     # -- changing -------------------------------------------------------------------------
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        crud.require_filter(self.entry, filter)
+        require_filter(self.entry, filter)
         paths = self.entry.paths.fields
         chosen, change = parse_filter(paths, filter), parse_update(paths, update).update
         # The server reports its own buckets, not readings.
@@ -259,7 +267,7 @@ class NativeLayout(Layout[D]):
         return number
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        crud.require_filter(self.entry, filter)
+        require_filter(self.entry, filter)
         with self._translated("this delete_many"):
             chosen = parse_filter(self.entry.paths.fields, filter)
             return (yield from delete_many(self.collection, chosen)).deleted_count

@@ -9,9 +9,7 @@ from typing import Any
 from pymongo import DESCENDING
 
 from treadle.engine.document_layout import layout_of
-from treadle.engine.kinds import ChangeKind
-from treadle.engine.replaces import Replace
-from treadle.engine.soft_delete import Restore
+from treadle.engine.replaces import ChangeKind, Replace, Restore
 from treadle.engine.version_upgrade import upgraded
 from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError

@@ -15,7 +15,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo import DeleteMany, InsertOne, ReplaceOne
 
-from treadle.engine.auto_fields import touching
+from treadle.engine.documents import stamping
 from treadle.graph.rule import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, distinct, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
@@ -61,7 +61,7 @@ class Move:
         update: Raw = {"$set": sets, "$inc": {REVISION: 1, **({rule.moves_path: 1} if self.moved else {})}}
         if unsets:
             update["$unset"] = unsets
-        sent = touching(rule.target, update) if touches else update
+        sent = stamping(rule.target, update) if touches else update
         yield from update_one(rule.target.collection, by_id(self.owner["_id"]), sent)
         # In this order, because numbers are unique.
         operations: list[Any] = [DeleteMany({"_id": {"$in": list(self.gone.values())}})] if self.gone else []

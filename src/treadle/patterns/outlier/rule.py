@@ -82,19 +82,20 @@ class OutlierRule(OutlierFields):
 
     # -- writes of the owner -------------------------------------------------------------------
 
-    def prepare(self, raw: Raw) -> list[Raw]:
-        return self.split(raw)
+    def needs_commit(self, batch: Batch | None) -> bool:
+        if batch is None or batch.removed:
+            return True
+        return any(len(self.embedded(raw)) > self.limit for raw in batch.new)
 
-    def inserts_alone(self, batch: Batch) -> bool:
-        return not any(batch.notes[self])
+    def before(self, batch: Batch, changes: Changes) -> Plan[None]:
+        batch.notes[self] = [page for raw in batch.new for page in self.split(raw)]
+        yield from ()
 
-    def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
-        overflow = [page for pages in batch.notes[self] for page in pages]
-        if overflow:
+    def after(self, batch: Batch, changes: Changes) -> Plan[None]:
+        if overflow := batch.notes[self]:
             yield from insert_many(self.collection, overflow)
-
-    def after_delete(self, keys: Sequence[Any], changes: Changes) -> Plan[None]:
-        yield from delete_many(self.collection, {self.owner: {"$in": list(keys)}})
+        if removed := [each["_id"] for each in batch.removed]:
+            yield from delete_many(self.collection, {self.owner: {"$in": removed}})
 
     # -- set-up, proof and repair -----------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, TypeVar
 
-from treadle.engine import crud
-from treadle.engine.auto_fields import touches_of, touching
+from treadle.engine.documents import auto_fields, stamping, translated
 from treadle.engine.updates import concerns, follow_own
 from treadle.engine.version_upgrade import upgrade_stored
 from treadle.graph.changes import Changes
@@ -56,7 +55,7 @@ class ArrayWork(Write[R]):
         self.of_owner = rule.owned(key)
         # Whether others are fed by the array, its count or its flag.
         self.followed = concerns(
-            self.entry, {*(owned.path for owned in rule.owns()), *touches_of(self.entry, new=False)}
+            self.entry, {*(owned.path for owned in rule.owns()), *auto_fields(self.entry, new=False)}
         )
         # In an older version the array may have another name, or another form.
         self.current = self.entry.versions.current_only if self.entry.versions.is_versioned else {}
@@ -138,13 +137,13 @@ class Extend(ArrayWork[list[bool]]):
         if rule.unique:
             condition[rule.path] = {**condition[rule.path], "$not": holds(self.items[0])}
         push = {"$push": {rule.path: {"$each": self.items}}, "$inc": {rule.count_path: number}}
-        update = touching(self.entry, push)
-        with crud.translated(self.entry.model.__name__):
+        update = stamping(self.entry, push)
+        with translated(self.entry.model.__name__):
             result = yield from update_one(self.entry.collection, condition, update)
         return [True] * number if result.matched_count else None
 
     def change(self) -> Plan[list[bool]]:
-        with crud.translated(self.entry.model.__name__):
+        with translated(self.entry.model.__name__):
             if not (self.rule.unique and len(self.items) > 1):
                 done = yield from self._to_the_last_page()
                 if done is not None:
@@ -189,7 +188,7 @@ class Extend(ArrayWork[list[bool]]):
         increments = {rule.count_path: number}
         if rule.form == "documents":
             increments[rule.last_path] = number
-        update = touching(self.entry, {"$inc": increments})
+        update = stamping(self.entry, {"$inc": increments})
         if rule.form != "documents" and self.last is not None:
             # An update is cheaper than one that also shows the document.
             known = {**condition, rule.last_path: self.last}
@@ -285,7 +284,7 @@ class Remove(ArrayWork[int]):
         before = yield from find_one_and_update(
             self.entry.collection,
             condition,
-            touching(self.entry, update),
+            stamping(self.entry, update),
             after=False,
             projection={rule.path: 1},
         )
@@ -300,7 +299,7 @@ class Remove(ArrayWork[int]):
         return [each for each in items if freeze(each) != mark]
 
     def change(self) -> Plan[int]:
-        with crud.translated(self.entry.model.__name__):
+        with translated(self.entry.model.__name__):
             return (yield from settle(self.rule, self.key, self._plan))
 
     def _plan(self, owner: Raw) -> Plan[tuple[int, Move | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from treadle.engine import crud
+from treadle.engine.documents import dump_all
 from treadle.model.document import Document
 from treadle.patterns.tree.fields import TREE_CHECK_MAX, UNSTATED, Tree, parent_missing
 from treadle.patterns.tree.placing import parents_first, parents_of, parents_outside
@@ -42,7 +42,7 @@ def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[
 
 def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[list[tuple[D, Any, int]]]:
     """Parents before their children; each with the parent to state, and how many nodes are above it."""
-    raws = crud.dump_all(tree.entry, documents, [])
+    raws = dump_all(tree.entry, documents, [])
     if tree.segment is not None:
         for raw in raws:
             tree.segment_of(raw)

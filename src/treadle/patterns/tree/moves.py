@@ -18,11 +18,9 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-from treadle.engine import crud
-from treadle.engine.auto_fields import stamp_expressions, touches_of
+from treadle.engine.documents import as_written, stamp_expressions, translated
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.updates import follow_own
-from treadle.engine.validation import as_written
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.rule import REVISION
@@ -162,8 +160,8 @@ def _place(tree: Tree, work: Raw, changes: Changes, before: Raw, at: int | None)
         values[tree.segment] = work["segment"]
     values |= below_parent(tree, named, parent)
     sets = {path: {"$literal": value} for path, value in values.items()}
-    sets |= stamp_expressions(touches_of(entry, new=False))
-    with segment_errors(tree), crud.translated(entry.model.__name__, [values]):
+    sets |= stamp_expressions(entry)
+    with segment_errors(tree), translated(entry.model.__name__, [values]):
         after = yield from find_one_and_update(
             entry.collection, tree.living(by_id(key)), update_pipeline(entry, sets, {})
         )

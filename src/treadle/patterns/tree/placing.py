@@ -368,18 +368,13 @@ def unlist(tree: Tree, keys: Sequence[Any], changes: Changes) -> Plan[None]:
 # -- deleted and still stored -------------------------------------------------------------------------
 
 
-def bury(tree: Tree, nodes: Sequence[Raw], changes: Changes) -> Plan[None]:
-    """Take nodes out of the tree that stay stored; they remember their parents, to come back."""
-    stamp = tree.entry.paths.deletion
-    gone = [node for node in nodes if stamp is not None and value_at(node, stamp) is None]
-    if not gone:
+def remember_parents(tree: Tree, nodes: Sequence[Raw]) -> Plan[None]:
+    """Note the parents of nodes that are deleted softly, by which they find their place when restored."""
+    if tree.entry.paths.deletion is None or tree.truth == "parent":
         return
-    if tree.truth != "parent":
-        for node in gone:
-            above = yield from parent_of(tree, node)
-            noted = {"$set": {ABOVE: above}}
-            yield from update_one(tree.collection, by_id(node["_id"]), noted)
-    yield from unlist(tree, [node["_id"] for node in gone], changes)
+    for node in nodes:
+        above = yield from parent_of(tree, node)
+        yield from update_one(tree.collection, by_id(node["_id"]), {"$set": {ABOVE: above}})
 
 
 def replant(tree: Tree, node: Raw) -> Plan[Placement]:

@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.write_path import WritePath
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.batch import NOT_GIVEN, Batch
+from treadle.graph.batch import Batch
 from treadle.graph.calls import HierarchyRule
 from treadle.graph.changes import Changes
 from treadle.graph.graph import graph_of
@@ -114,56 +114,58 @@ class NodeRule(TreeRule, HierarchyRule):
 
     # -- writes of nodes -------------------------------------------------------------------------
 
-    def _stated(self, batch: Batch) -> list[Any]:
+    def _stated(self, batch: Batch, nodes: Sequence[Raw]) -> list[Any]:
         """Where each new node goes, if that is not for its own fields to say."""
-        given = batch.given.get(self) or [NOT_GIVEN] * len(batch.raws)
-        plain = [each.parent if isinstance(each, Stated) else each for each in given]
-        return [UNSTATED if each is NOT_GIVEN else each for each in plain]
+        given = batch.given.get(self, {})
+        stated = [given.get(freeze(node["_id"]), UNSTATED) for node in nodes]
+        return [each.parent if isinstance(each, Stated) else each for each in stated]
 
     def _indexes(self, batch: Batch) -> dict[Any, int]:
         """By frozen id the index among its siblings at which a caller wants a new node."""
-        given = zip(batch.raws, batch.given.get(self) or (), strict=False)
+        given = batch.given.get(self, {})
         return {
-            freeze(raw["_id"]): each.at
-            for raw, each in given
-            if isinstance(each, Stated) and each.at is not None
+            key: each.at for key, each in given.items() if isinstance(each, Stated) and each.at is not None
         }
 
-    def inserts_alone(self, batch: Batch) -> bool:
-        return not self._leads or placing.stands_alone(self.tree, batch.raws, self._stated(batch))
-
-    def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
+    def needs_commit(self, batch: Batch | None) -> bool:
         if not self._leads:
-            return None
+            return False
+        if batch is None or len(batch.new) < len(batch.pairs):
+            return True
+        return not placing.stands_alone(self.tree, batch.new, self._stated(batch, batch.new))
+
+    def before(self, batch: Batch, changes: Changes) -> Plan[None]:
+        if not self._leads:
+            return
+        scope = self.target.targets
+        for before, after in batch.staying(scope):
+            placing.check_replacement(self.tree, before, after)
+        if leaving := batch.leaving(scope):
+            yield from placing.before_deletion(self.tree, leaving)
+            yield from placing.remember_parents(self.tree, leaving)
+        if entering := batch.entering(scope):
+            yield from self._place(batch, entering, changes)
+
+    def _place(self, batch: Batch, nodes: list[Raw], changes: Changes) -> Plan[None]:
+        """Give nodes their place, new ones and those that were deleted softly."""
         if self.target.versions.is_versioned:
             yield from state.bring_up(self.tree, changes)
-        placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
-        batch.order = placement.order
-        return placement
+        if batch.new:
+            placement = yield from placing.place(self.tree, nodes, self._stated(batch, nodes))
+            batch.order = placement.order
+        else:
+            (node,) = nodes
+            placement = yield from placing.replant(self.tree, node)
+        batch.notes[self] = placement
 
-    def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
-        if self._leads:
-            yield from placing.list_children(self.tree, state, changes, self._indexes(batch))
-
-    def before_replace(self, before: Raw, after: Raw) -> None:
-        if self._leads:
-            placing.check_replacement(self.tree, before, after)
-
-    def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
-        if self._leads:
-            yield from placing.before_deletion(self.tree, documents)
-            yield from placing.bury(self.tree, documents, changes)
-
-    def before_restore(self, document: Raw, changes: Changes) -> Plan[Any]:
-        return (yield from placing.replant(self.tree, document)) if self._leads else None
-
-    def after_restore(self, state: Any, changes: Changes) -> Plan[None]:
-        if self._leads:
-            yield from placing.list_children(self.tree, state, changes)
-
-    def after_delete(self, keys: Sequence[Any], changes: Changes) -> Plan[None]:
-        if self._leads:
-            yield from placing.unlist(self.tree, keys, changes)
+    def after(self, batch: Batch, changes: Changes) -> Plan[None]:
+        if not self._leads:
+            return
+        scope = self.target.targets
+        if batch.entering(scope):
+            yield from placing.list_children(self.tree, batch.notes[self], changes, self._indexes(batch))
+        if leaving := batch.leaving(scope):
+            yield from placing.unlist(self.tree, [each["_id"] for each in leaving], changes)
 
     # -- large moves ---------------------------------------------------------------------------------
 

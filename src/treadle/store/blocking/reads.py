@@ -52,13 +52,13 @@ class Reads(Writer):
     def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
         """The document with this id, or None."""
         calls, card = self._calls(model), None if into is None else self._card(model, into)
-        if session is None and card is None and (prompt := calls.prompt) is not None and self._free_to_read:
-            command = prompt.get(id)
+        if session is None and card is None and self._free_to_read:
+            command = calls.read_command(id)
             if command is not None:
                 raw = self.runner.together(command)
                 if raw is ALONE or type(raw) is Failed:
                     raw = self.runner.settled(command, raw)
-                return None if raw is None else prompt.load(raw)
+                return None if raw is None else calls.entry.codec.load(raw)
         return self._read(calls.get(id, card), session)
 
     @overload

@@ -161,10 +161,10 @@ class Store(Operations):
     def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
-        if session is None and (prompt := calls.prompt) is not None and self._free_to_write:
-            command = prompt.insert(document)
+        if session is None and self._free_to_write:
+            command = calls.insert_command(document)
             if command is not None:
-                self._at_once(prompt, command)
+                self._at_once(calls, command)
                 return document
         return self._write(calls.insert(document), session)
 
