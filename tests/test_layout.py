@@ -21,7 +21,7 @@ PUBLIC = {
     "treadle.errors",
 }
 # How many lines the list had when it was last shortened.
-EXCEPTIONS_MAX = 315
+EXCEPTIONS_MAX = 307
 
 
 def exceptions(kind: str) -> set[str]:
