@@ -1,6 +1,6 @@
 """What a model of a Store knows of itself: its ids, kinds, rules, owned paths and the effects of its writes.
 
-Covers: graph/ids, graph/kinds, graph/owned, graph/rule_set
+Covers: graph/ids, graph/kinds, graph/levels, graph/owned, graph/rule_set
 """
 
 from __future__ import annotations

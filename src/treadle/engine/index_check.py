@@ -31,6 +31,7 @@ from treadle.engine.indexes import (
 from treadle.errors import DataError, NotSetUp, UsageError
 from treadle.graph.derived import aggregates_of, copies_in
 from treadle.graph.graph import Graph
+from treadle.graph.levels import models_reached
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action
 from treadle.model.text import get_logger
@@ -131,23 +132,11 @@ def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
 
     Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
     """
-    groups = [each for each in _followers(entry) if each.rules.group is not None]
+    groups = [each for each in models_reached(entry) if each.rules.group is not None]
     related = [rule.source for rule in copies_in(entry)]
     related += [rule.target for rule in aggregates_of(entry, None)]
     named = [each for each in related if each.paths.alternate_keys]
     return list(dict.fromkeys(each.kinds.root for each in (entry, *groups, *named)))
-
-
-def _followers(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
-    """The models that a write of this one may change in the same commit."""
-    followers: list[ModelEntry[Any]] = []
-    waiting = [rule.target for rule in entry.effects.on_write]
-    while waiting:
-        target = waiting.pop()
-        if target not in followers:
-            followers.append(target)
-            waiting += [rule.target for rule in target.effects.on_write]
-    return followers
 
 
 def _missing(graph: Graph) -> Plan[list[Action]]:

@@ -100,9 +100,9 @@ def propagate(
     later: list[FanOut] = []
     if graph.spreading:
         yield from record(ledger, graph.spreading)
-    for stage in graph.stages:
+    for level in graph.levels:
         effects: dict[ModelEntry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers in stage.aggregates:
+        for entry, gathers in level.aggregates:
             changes = ledger.of(entry)
             if changes:
                 for gather, moves in (yield from contributions(gathers, changes)).items():
@@ -113,11 +113,11 @@ def propagate(
                     by_name: dict[Any, _Effect] = {}
                     _collect(gather, moves, by_name)
                     yield from _by_id(gather, by_name, of_target)
-        for rule in stage.by_alternate_key:
+        for rule in level.by_alternate_key:
             yield from _rename(rule, ledger, effects.setdefault(rule.target, {}))
         for target, of_target in effects.items():
-            yield from _update_targets(target, of_target, stage.level, server, ledger)
-        for rule in stage.copies:
+            yield from _update_targets(target, of_target, level.number, server, ledger)
+        for rule in level.copies:
             for change in ledger.of(rule.source):
                 yield from _forsake(rule, change, ledger)
                 later.extend((yield from _copy(rule, change, ledger, copies_max)))

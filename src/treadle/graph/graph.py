@@ -1,17 +1,10 @@
-"""The models of a Store, taken together: where each is stored, and what feeds what.
-
-Every declaration is bound here, once per Store. A maintained field has a
-level: one more than the highest level among the fields that feed it. Levels
-are the order of maintenance; a field that would feed itself has none and is
-refused.
-"""
+"""All models of a Store: where each is stored, and the rules that are bound to it, once per Store."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from treadle.errors import DeclarationError, UsageError
@@ -22,14 +15,11 @@ from treadle.graph.derived import (
     FormulaRule,
     GroupRule,
     LocalRule,
-    aggregates_in,
-    aggregates_of,
-    copies_in,
-    copies_of,
 )
+from treadle.graph.levels import find_effects, levels_of, set_levels
 from treadle.graph.limits import Limits
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.owned import NO_VALUE
+from treadle.graph.owned import NO_VALUE, Owned
 from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Needs, Rule
 from treadle.graph.rule_set import Maintain, implements
 from treadle.graph.shards import Shards
@@ -40,7 +30,6 @@ from treadle.query.field_paths import FieldPaths
 from treadle.query.paths import (
     Path,
     overlap,
-    plain,
     resolve,
 )
 
@@ -69,17 +58,6 @@ def needs_of(rule: Rule) -> Needs:
     return needs
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Stage:
-    """The rules of one level, those that aggregate by their sources."""
-
-    level: int
-    aggregates: list[tuple[ModelEntry[Any], list[DerivedRule]]]
-    copies: list[DerivedRule]
-    # Those whose sources refer to the target by an alternate key.
-    by_alternate_key: list[DerivedRule]
-
-
 class Graph:
     """All models of a Store, by class and by name."""
 
@@ -101,41 +79,52 @@ class Graph:
         kinds.join(self)
         kinds.bind_versions(self, write_versions)
         kinds.bind_scopes(self)
-        # Those above first: what a kind inherits is bound where it is declared.
+        self._bind_declarations()
+        # Every rule once.
+        self.rules: list[Rule] = list(
+            dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules)
+        )
+        for rule in self.rules:
+            kinds.add_to_scopes(rule)
+        self.shards = Shards(self.entries.values())
+        self._check_rules()
+        set_levels(self.rules, self.by_collection)
+        for entry in self.entries.values():
+            self._complete(entry)
+        # What follows a change, level by level, and what is written beside every change.
+        self.levels = levels_of([*self.entries.values()], self.rules)
+        recording = [rule for rule in self.rules if rule.maintain == "write" and implements(rule, "record")]
+        self.spreading = [rule for rule in recording if rule.spreads]
+        self.recording = [rule for rule in recording if not rule.spreads]
+        self.derives = any(not entry.effects.is_plain for entry in self.entries.values())
+
+    def _bind_declarations(self) -> None:
+        """Bind each declaration once, at the topmost model that has it, and let kinds inherit the rule."""
         declared: kinds.Declared = {}
         for entry in sorted(self.entries.values(), key=lambda entry: len(entry.kinds.above)):
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(declared, entry, place, pattern):
                     rule = pattern.bind(place, self)
                     rule.declared, rule.models = pattern, self
-                    self._place(entry, rule)
+                    self._add_rule(entry, rule)
         kinds.spread(self)
-        # Every rule once.
-        self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
-        for rule in self.rules:
-            kinds.add_to_scopes(rule)
+
+    def _check_rules(self) -> None:
         for rule in self.rules:
             rule.check(self)
-        self._refuse_maintained_names()
-        self._refuse_derived_readings()
-        self.shards = Shards(self.entries.values())
-        self.shards.check(self.rules)
-        self._find_levels()
+        for rule in self.rules:
+            self._refuse_reading_layouts(rule)
         for entry in self.entries.values():
-            self._find_watched(entry)
-            if entry.kinds.root is entry:
-                entry.versions.formulas = kinds.build_formula_stages(entry)
-            owned, followed = entry.paths.owned_in_collection, entry.effects.followed
-            entry.paths.fields = FieldPaths(entry.codec, owned, followed)
-        # Per level what reacts to a change; asked for at every write.
-        self.stages = [self._stage(level) for level in sorted({rule.level for rule in self.rules})]
-        # What goes beside every change, however it came about.
-        recording = [rule for rule in self.rules if rule.maintain == "write" and implements(rule, "record")]
-        self.spreading = [rule for rule in recording if rule.spreads]
-        self.recording = [rule for rule in recording if not rule.spreads]
-        self.derives = any(not entry.effects.is_plain for entry in self.entries.values())
-        for model, entry in self.entries.items():
-            type.__setattr__(model, "__treadle_maintained__", entry.maintained_fields())
+            _refuse_maintained_keys(entry)
+        self.shards.check(self.rules)
+
+    def _complete(self, entry: ModelEntry[Any]) -> None:
+        """Set what is known of a model once all rules and their levels are."""
+        find_effects(entry)
+        entry.paths.fields = FieldPaths(entry.codec, entry.paths.owned_in_collection, entry.effects.followed)
+        if entry.kinds.root is entry:
+            entry.versions.formulas = kinds.build_formula_stages(entry)
+        type.__setattr__(entry.model, "__treadle_maintained__", entry.maintained_fields())
 
     def _add(self, model: Any) -> None:
         if not (isinstance(model, type) and issubclass(model, Document)):
@@ -193,7 +182,7 @@ class Graph:
         if isinstance(given, type):
             what = f"got the class {given.__name__} itself; make a document of it: {given.__name__}(…)"
         elif inspect.isawaitable(given):
-            what = f"got a {type(given).__name__} that nobody has awaited; write await before it"
+            what = f"got a {type(given).__name__} that was not awaited; write await before it"
         elif isinstance(given, Mapping):
             what = "got a dict; make a document of it by its model: Order(**values), or Order.model_validate"
         else:
@@ -249,17 +238,10 @@ class Graph:
         self, reference: Path, referenced: ModelEntry[Any], where: str, to: str | None = None
     ) -> str | None:
         held, expected, what = reference.shape, referenced.ids.shape, "the id of "
-        named = None
-        if to not in (None, "id", "_id"):
-            named = resolve(referenced.codec, to, where, "reference-key")
-            expected, what = named.shape, f"{to!r} of "
-            if named.in_array or expected.kind in ("model", "map"):
-                raise DeclarationError(
-                    f"{where} has to={to!r}, which is no single value of {referenced.model.__name__}; name "
-                    "a field that holds one value, different in each document",
-                    code="reference-key",
-                )
-            referenced.paths.alternate_keys[named.stored] = named
+        key = None if to in (None, "id", "_id") else _alternate_key(referenced, to, where)
+        if key is not None:
+            referenced.paths.alternate_keys[key.stored] = key
+            expected, what = key.shape, f"{to!r} of "
         if held.kind == "scalar" and expected.kind == "scalar" and held.python is not expected.python:
             raise DeclarationError(
                 f"{where} finds its {referenced.model.__name__} by {reference.python!r}, a "
@@ -267,61 +249,41 @@ class Graph:
                 f"{expected.python.__name__}; declare the same type",
                 code="reference-type",
             )
-        return None if named is None else named.stored
+        return None if key is None else key.stored
 
     # -- binding ------------------------------------------------------------------------
 
-    def _place(self, entry: ModelEntry[Any], rule: Rule) -> None:
+    def _add_rule(self, entry: ModelEntry[Any], rule: Rule) -> None:
         _require_carrier(rule)
         for own in rule.owns():
-            for taken, other in entry.paths.owned.items():
-                if overlap(own.path, taken) and not (own.path == taken and own.shared and other.shared):
-                    label = entry.owner(taken).place.label
-                    raise DeclarationError(
-                        f"{rule.place.label} and {label} both maintain {own.path!r}; keep one",
-                        code="path-maintained-twice",
-                    )
-            entry.paths.owned.setdefault(own.path, own)
+            _claim(entry, rule, own)
         entry.rules.add(rule)
         if rule.source is not entry or isinstance(rule, DerivedRule):
             rule.source.effects.add(rule)
         if isinstance(rule, GroupRule):
             entry.rules.group = rule
         layout = rule.layout(None)
-        if layout is not None:
+        if layout is not None and entry.layout is not None:
+            keywords = ", ".join(f"{keyword}=" for keyword in entry.model.__treadle__.patterns)
+            raise DeclarationError(
+                f"{entry.model.__name__} is to be stored in two ways; keep one of its class keywords "
+                f"{keywords}",
+                code="layout-twice",
+            )
+        entry.layout = layout or entry.layout
+
+    def _refuse_reading_layouts(self, rule: Rule) -> None:
+        """Refuse a rule that would follow documents which are not stored one by one."""
+        if rule.layout(None) is not None or rule.scope().collections:
+            return
+        for entry in [rule.target, *(self.by_collection[name] for name in rule.reads())]:
             if entry.layout is not None:
                 raise DeclarationError(
-                    f"{entry.model.__name__} is to be stored in two ways; keep one of its class keywords "
-                    f"{', '.join(f'{keyword}=' for keyword in entry.model.__treadle__.patterns)}",
-                    code="layout-twice",
+                    f"{rule.place.label} would have to follow each reading of {entry.model.__name__}, "
+                    "which are not stored one by one; use the statistics of its buckets, or store the "
+                    "readings as documents",
+                    code="layout-derived",
                 )
-            entry.layout = layout
-
-    def _refuse_maintained_names(self) -> None:
-        """A field by which others name a document is the caller's to write."""
-        for entry in self.entries.values():
-            for path in entry.paths.alternate_keys:
-                for maintained in entry.paths.owned:
-                    if overlap(path, maintained):
-                        label = entry.owner(maintained).place.label
-                        raise DeclarationError(
-                            f"{label} is maintained, and to={path!r} finds documents of "
-                            f"{entry.model.__name__} by it; name a field that callers write",
-                            code="reference-key",
-                        )
-
-    def _refuse_derived_readings(self) -> None:
-        """Whatever is not stored one by one feeds nothing and maintains nothing."""
-        for rule in self.rules:
-            touched = [rule.target, *(self.by_collection[name] for name in rule.reads())]
-            for entry in touched:
-                if entry.layout is not None and rule.layout(None) is None and not rule.scope().collections:
-                    raise DeclarationError(
-                        f"{rule.place.label} would have to follow each reading of {entry.model.__name__}, "
-                        "which are not stored one by one; use the statistics of its buckets, or store the "
-                        "readings as documents",
-                        code="layout-derived",
-                    )
 
     def check_server(self, server: Capabilities) -> Capabilities:
         """The server's capabilities, if every declaration can be kept with them."""
@@ -338,110 +300,13 @@ class Graph:
                 code="pipeline-updates-missing",
             )
         for rule in self.rules:
-            if rule.maintain == "stream" and server.transactions and not server.streams:
-                raise DeclarationError(
-                    f"{rule.place.label}: maintain='stream' follows change streams, and this server has none "
-                    "of a whole database with cluster times; declare maintain='write'",
-                    code="streams-unavailable",
-                )
-            for name, instead in needs_of(rule).items():
-                if instead is not None:
-                    server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
+            _require_capabilities(rule, server)
         return server
 
     @property
     def uses(self) -> frozenset[str]:
         """The capabilities on which anything declared here depends."""
         return frozenset().union(*map(needs_of, self.rules))
-
-    def _find_levels(self) -> None:
-        levels: dict[Rule, int] = {}
-        under_way: list[Rule] = []
-
-        def level(rule: Rule) -> int:
-            if rule in levels:
-                return levels[rule]
-            if rule in under_way:
-                around = " -> ".join(each.place.label for each in [*under_way[under_way.index(rule) :], rule])
-                raise DeclarationError(
-                    f"these fields would be computed from each other for ever: {around}; break the cycle",
-                    code="maintenance-cycle",
-                )
-            under_way.append(rule)
-            feeding = list(self._feeding(rule))
-            levels[rule] = 1 + max(map(level, feeding), default=0)
-            if isinstance(rule, LocalRule) and (feeding or rule.target.rules.group is not None):
-                made = feeding[0].place.label if feeding else rule.target.model.__name__
-                raise DeclarationError(
-                    f"{rule.place.label} is computed in Python when a caller writes its document, but "
-                    f"{made} changes with the writes of others; compute it from fields that callers write",
-                    code="local-derived",
-                )
-            under_way.pop()
-            return levels[rule]
-
-        for rule in self.rules:
-            rule.level = level(rule)
-
-    def _stage(self, level: int) -> Stage:
-        aggregates = []
-        for entry in self.entries.values():
-            own = [rule for rule in aggregates_of(entry) if rule.level == level and rule.source is entry]
-            if own:
-                aggregates.append((entry, own))
-        copies = [
-            rule
-            for entry in self.entries.values()
-            for rule in copies_in(entry, "write")
-            if rule.level == level and rule.target is entry
-        ]
-        by_alternate_key = [rule for _, own in aggregates for rule in own if rule.alternate_key]
-        return Stage(level, aggregates, copies, by_alternate_key)
-
-    def _feeding(self, rule: Rule) -> Iterator[Rule]:
-        """The rules whose maintained fields this rule reads."""
-        for collection, paths in rule.reads().items():
-            source = rule.source
-            if source.collection != collection:
-                source = self.by_collection[collection]
-            for other in dict.fromkeys(each for related in source.kinds.related for each in related.rules):
-                owned = [each.path for each in other.owns()]
-                if (paths is None and other is not rule and owned) or any(
-                    overlap(path, each) for path in paths or () for each in owned
-                ):
-                    yield other
-
-    def _find_watched(self, entry: ModelEntry[Any]) -> None:
-        watched: set[str] | None = set()
-        own = [
-            rule
-            for each in entry.kinds.related
-            for rule in each.rules
-            if isinstance(rule, (FormulaRule, LocalRule)) or rule in each.rules.implementing("record")
-        ]
-        copies = [rule for each in entry.kinds.related for rule in copies_in(each)]
-        for rule in [*entry.effects.on_write, *own]:
-            paths = rule.reads().get(entry.collection, set())
-            watched = None if watched is None or paths is None else watched | paths
-        if watched is not None:
-            watched |= {rule.on.path for rule in copies} | {rule.path for rule in copies}
-            # What names a document decides what it gathers.
-            watched |= {path for each in entry.kinds.related for path in each.paths.alternate_keys}
-            if entry.kinds.family is not None:
-                watched.add(entry.kinds.family.discriminator)
-        entry.effects.followed = None if watched is None else {plain(path) for path in watched}
-        restricting = any(rule.on_delete == "restrict" for rule in copies_of(entry, None))
-        acting = any(each.rules for each in entry.kinds.related if each.layout is None)
-        entry.effects.is_plain = not (acting or entry.effects.on_write or restricting)
-        reached: set[str] = set()
-        pending = [rule.target for rule in entry.effects.on_write]
-        while pending:
-            target = pending.pop()
-            if target.collection not in reached:
-                reached.add(target.collection)
-                pending.extend(rule.target for rule in target.effects.on_write)
-        named = [rule for each in entry.kinds.related for rule in aggregates_in(each) if rule.alternate_key]
-        entry.effects.may_affect_itself = entry.collection in reached or bool(named)
 
 
 def graph_of(rule: Rule) -> Graph:
@@ -450,22 +315,64 @@ def graph_of(rule: Rule) -> Graph:
     return rule.models
 
 
+def _alternate_key(entry: ModelEntry[Any], name: str, where: str) -> Path:
+    """Return the field by which documents of a model are referred to; refuses one of several values."""
+    path = resolve(entry.codec, name, where, "reference-key")
+    if path.in_array or path.shape.kind in ("model", "map"):
+        raise DeclarationError(
+            f"{where} has to={name!r}, which is no single value of {entry.model.__name__}; name a field that "
+            "holds one value, different in each document",
+            code="reference-key",
+        )
+    return path
+
+
+def _claim(entry: ModelEntry[Any], rule: Rule, own: Owned) -> None:
+    """Note a path that a rule maintains; refuses one that another rule maintains."""
+    for taken, other in entry.paths.owned.items():
+        if overlap(own.path, taken) and not (own.path == taken and own.shared and other.shared):
+            label = entry.owner(taken).place.label
+            raise DeclarationError(
+                f"{rule.place.label} and {label} both maintain {own.path!r}; keep one",
+                code="path-maintained-twice",
+            )
+    entry.paths.owned.setdefault(own.path, own)
+
+
+def _refuse_maintained_keys(entry: ModelEntry[Any]) -> None:
+    """Refuse an alternate key that is not the caller's to write."""
+    for path in entry.paths.alternate_keys:
+        for maintained in entry.paths.owned:
+            if overlap(path, maintained):
+                raise DeclarationError(
+                    f"{entry.owner(maintained).place.label} is maintained, and to={path!r} finds documents "
+                    f"of {entry.model.__name__} by it; name a field that callers write",
+                    code="reference-key",
+                )
+
+
+def _require_capabilities(rule: Rule, server: Capabilities) -> None:
+    """Refuse a rule for which the server lacks something."""
+    if rule.maintain == "stream" and server.transactions and not server.streams:
+        raise DeclarationError(
+            f"{rule.place.label}: maintain='stream' follows change streams, and this server has none of a "
+            "whole database with cluster times; declare maintain='write'",
+            code="streams-unavailable",
+        )
+    for name, instead in needs_of(rule).items():
+        if instead is not None:
+            server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
+
+
 def _require_carrier(rule: Rule) -> None:
     """Refuse a rule that nothing carries out: it would be ignored."""
-    sets = any(owned.on_write or owned.blank is not NO_VALUE for owned in rule.owns())
-    carried = (
-        isinstance(rule, DERIVED)
-        or sets
-        or any(
-            implements(rule, method)
-            for method in CARRIED_OUT
-            # Work that has no name is never due.
-            if method != "run_due" or rule.due_work
-        )
+    # Work without a name is never due.
+    methods = [each for each in CARRIED_OUT if each != "run_due" or rule.due_work]
+    sets_paths = any(owned.on_write or owned.blank is not NO_VALUE for owned in rule.owns())
+    if sets_paths or isinstance(rule, DERIVED) or any(implements(rule, each) for each in methods):
+        return
+    raise DeclarationError(
+        f"{rule.place.label}: {type(rule).__name__} is no DerivedRule, FormulaRule or LocalRule, and answers "
+        f"none of {', '.join(CARRIED_OUT)}, so nothing would carry it out",
+        code="rule-not-carried-out",
     )
-    if not carried:
-        raise DeclarationError(
-            f"{rule.place.label}: {type(rule).__name__} is no DerivedRule, FormulaRule or "
-            f"LocalRule, and answers none of {', '.join(CARRIED_OUT)}, so nothing would carry it out",
-            code="rule-not-carried-out",
-        )

@@ -2,12 +2,12 @@
 
 The models that share a collection and its discriminator are a family. Its
 root is the topmost class; a class with `kind=` is concrete, one without is
-abstract and stands for the kinds below it. Each model of a family has an
-`ModelEntry` of its own, with its scopes (`scope.py`).
+abstract and stands for the kinds below it. Each model of a family has a
+`ModelEntry` of its own, with its scopes.
 
-A rule is bound once, at the topmost model that declares it, and touches only
+A rule is bound once, at the topmost model that declares it, and concerns only
 what lies in that model's scope. So a document has the rules of its own class
-and of those above it, and feeds the rules whose source is one of these.
+and of those above it, and affects the rules whose source is one of these.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from treadle.graph.scope import ACTIVE, KIND, Condition, Scope
 from treadle.graph.store_codec import StoreCodec
 from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
 from treadle.model.bson_types import to_bson
+from treadle.model.codec import StoredField
 from treadle.model.document import Document
-from treadle.model.keywords import stamped_names
+from treadle.model.keywords import KindValue, stamped_names
 from treadle.plan import Raw
 
 R = TypeVar("R")
@@ -60,23 +61,35 @@ def join(graph: Models) -> None:
         members.sort(key=lambda entry: len(entry.model.__mro__))
         family = KindFamily(graph.entries[root], members)
         for entry in members:
-            entry.kinds.family, entry.kinds.root = family, family.root
-            entry.kinds.above = [each for each in members if each is not entry and _is_below(entry, each)]
-            entry.kinds.below = [each for each in members if each is not entry and _is_below(each, entry)]
+            _join(entry, family)
         for entry in members:
             _check_member(entry, family)
             if entry is not family.root:
                 entry.kinds.stored = frozenset(_stored_kinds(entry, family))
 
 
+def _join(entry: ModelEntry[Any], family: KindFamily) -> None:
+    kinds, others = entry.kinds, [each for each in family.members if each is not entry]
+    kinds.family, kinds.root = family, family.root
+    kinds.above = [each for each in others if issubclass(entry.model, each.model)]
+    kinds.below = [each for each in others if issubclass(each.model, entry.model)]
+
+
+def _concrete(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
+    """Return an entry and those below it, as far as documents are stored as their class."""
+    return [each for each in [entry, *entry.kinds.below] if each.kinds.kind is not None]
+
+
 def _stored_kinds(entry: ModelEntry[Any], family: KindFamily) -> list[Any]:
-    """What the discriminator of an entry's documents holds."""
-    kinds = [each.kinds.kind for each in [entry, *entry.kinds.below] if each.kinds.kind is not None]
-    return [each for kind in kinds for each in family.stored_as(kind)]
+    """Return what the discriminator of an entry's documents holds."""
+    return [stored for each in _concrete(entry) for stored in family.stored_as(each.kinds.kind)]
 
 
-def _is_below(entry: ModelEntry[Any], other: ModelEntry[Any]) -> bool:
-    return issubclass(entry.model, other.model)
+# What the kinds of a collection must agree in.
+_SHARED_KEYWORDS = (
+    "version", "version_field", "migrate_on_read", "validation", "validation_action", "revision",
+    "soft_delete", "default_kind",
+)  # fmt: skip
 
 
 def _check_member(entry: ModelEntry[Any], family: KindFamily) -> None:
@@ -87,32 +100,15 @@ def _check_member(entry: ModelEntry[Any], family: KindFamily) -> None:
             "types; declare the id on the base",
             code="id-invalid",
         )
-    for keyword in (
-        "version",
-        "version_field",
-        "migrate_on_read",
-        "validation",
-        "validation_action",
-        "revision",
-        "soft_delete",
-        "default_kind",
-    ):
+    for keyword in _SHARED_KEYWORDS:
         if getattr(entry.model.__treadle__, keyword) != getattr(root.model.__treadle__, keyword):
             raise DeclarationError(
                 f"{name} has another {keyword} than {root.model.__name__}, but they share a collection; "
                 "declare it on the base",
                 code="kind-invalid",
             )
-    kind = entry.kinds.kind
-    field = entry.codec.by_stored.get(family.discriminator)
-    if kind is None or field is None:
-        return
-    try:
-        held = TypeAdapter(field.info.rebuild_annotation()).validate_python(kind)
-        fits = to_bson(held, []) == kind
-    except ValidationError:
-        fits = False
-    if not fits:
+    kind, field = entry.kinds.kind, entry.codec.by_stored.get(family.discriminator)
+    if kind is not None and field is not None and not _can_hold(field, kind):
         raise DeclarationError(
             f"{name}.{field.name} is stored as the discriminator {family.discriminator!r}, but cannot hold "
             f"kind={kind!r}; declare it as Literal[{kind!r}], or leave the field out",
@@ -120,11 +116,20 @@ def _check_member(entry: ModelEntry[Any], family: KindFamily) -> None:
         )
 
 
+def _can_hold(field: StoredField, kind: KindValue) -> bool:
+    try:
+        held = TypeAdapter(field.info.rebuild_annotation()).validate_python(kind)
+    except ValidationError:
+        return False
+    return bool(to_bson(held, []) == kind)
+
+
 # -- the scopes of a model ------------------------------------------------------------------
 
 
 def bind_scopes(graph: Models) -> None:
     """Give each entry its scopes, and the codec that reads what these see."""
+    codecs: dict[ModelEntry[Any], StoreCodec[Any]] = {}
     for entry in graph.entries.values():
         set_scopes(entry)
         names = frozenset(stamped_names(entry.model))
@@ -132,18 +137,14 @@ def bind_scopes(graph: Models) -> None:
             confined = bool(entry.kinds.stored)
             codec = StoreCodec(entry.codec, entry.targets.filter(), names, confined=confined)
             codec.versions = entry.versions if entry.versions.is_versioned else None
-            entry.codec = codec
-    for entry in graph.entries.values():
-        settled: Any = entry.codec
-        if entry.kinds.family is not None:
-            members = [each for each in [entry, *entry.kinds.below] if each.kinds.kind is not None]
-            settled.dispatch(
-                entry.kinds.family.discriminator,
-                {each.kinds.kind: each.codec for each in members},
-                entry.kinds.family.default,
-            )
+            entry.codec = codecs[entry] = codec
+    for entry, codec in codecs.items():
+        family = entry.kinds.family
+        if family is not None:
+            members = {each.kinds.kind: codecs[each] for each in _concrete(entry)}
+            codec.dispatch(family.discriminator, members, family.default)
         elif entry.versions.is_versioned:
-            settled.settle()
+            codec.settle()
 
 
 def set_scopes(entry: ModelEntry[Any]) -> None:
@@ -181,26 +182,29 @@ def add_to_scopes(rule: Rule) -> None:
 
 
 def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Condition]]:
-    """Which documents of the collection are an entry's own, and which are of its very class."""
-    family = entry.kinds.family
+    """Return which documents of the collection are an entry's own, and which have its own class."""
+    family, own = entry.kinds.family, entry.kinds.kind
     if family is None:
         return [], []
-    name, own = family.discriminator, entry.kinds.kind
 
     def is_exact(raw: Raw) -> bool:
         return family.of(raw) is entry
 
+    def is_below(raw: Raw) -> bool:
+        return family.of(raw).kinds.kind in entry.kinds.stored
+
+    name = family.discriminator
     if entry is family.root:
         # All of them; documents of unknown kinds are the root's.
         others = [kind for each in family.by_kind if each != own for kind in family.stored_as(each)]
         return [], [Condition(KIND, {name: {"$nin": others}}, is_exact)]
-    stored = _stored_kinds(entry, family)
-    below = {name: {"$eq": stored[0]} if len(stored) == 1 else {"$in": stored}}
-    mine = [] if own is None else family.stored_as(own)
-    exact = {name: {"$eq": own} if len(mine) == 1 else {"$in": mine}}
-    return [Condition(KIND, below, lambda raw: family.of(raw).kinds.kind in entry.kinds.stored)], [
-        Condition(KIND, exact, is_exact)
-    ]
+    below = {name: _is_one_of(_stored_kinds(entry, family))}
+    exact = {name: _is_one_of([] if own is None else family.stored_as(own))}
+    return [Condition(KIND, below, is_below)], [Condition(KIND, exact, is_exact)]
+
+
+def _is_one_of(values: list[Any]) -> Raw:
+    return {"$eq": values[0]} if len(values) == 1 else {"$in": values}
 
 
 # -- the rules of a family ------------------------------------------------------------------
@@ -211,7 +215,7 @@ Declared: TypeAlias = dict[ModelEntry[Any], dict[str, Pattern]]
 
 
 def is_inherited(declared: Declared, entry: ModelEntry[Any], place: Place, pattern: Pattern) -> bool:
-    """Whether a declaration is that of a model above, where it is bound already."""
+    """Whether a declaration is inherited from a model above, where it is bound already."""
     declared.setdefault(entry, {})[place.stored] = pattern
     for other in entry.kinds.above:
         above = declared.get(other, {}).get(place.stored)
@@ -227,7 +231,7 @@ def is_inherited(declared: Declared, entry: ModelEntry[Any], place: Place, patte
 
 
 def spread(graph: Models) -> None:
-    """Let each model of a family have the rules of those above it, and feed what its relatives feed."""
+    """Give each model of a family the rules of those above it, and the effects of all related ones."""
     families = [entry for entry in graph.entries.values() if entry.kinds.family is not None]
     rules = {entry: list(entry.rules) for entry in families}
     effects = {entry: list(entry.effects) for entry in families}
@@ -273,7 +277,7 @@ def build_formula_stages(target: ModelEntry[Any]) -> list[Raw]:
     for formula in target.rules.of_type(FormulaRule):
         expression = formula.expression
         if target.rules.group is not None:
-            # A group that has just become empty is about to go; who divides by its count must not fail.
+            # An empty group is about to be removed; a formula that divides by its count must not fail.
             filled = {"$gt": [f"${target.rules.group.path}", 0]}
             expression = {"$cond": [filled, expression, f"${formula.path}"]}
         by_level.setdefault(formula.level, {})[formula.path] = expression
