@@ -13,6 +13,7 @@ from typing import Any
 
 from treadle.engine.contributions import Contribution
 from treadle.engine.propagate import UNBOUNDED, FanOut, contribution_of, copy_to, differing_copies, propagate
+from treadle.engine.references import guard
 from treadle.engine.salvage import salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import copies_in
@@ -129,10 +130,14 @@ def _copy_chunk(
 
     def copy(within: Raw, upper: Any = None) -> Plan[None]:
         contribution = yield from _contribution(fan_out, written=True)
-        if contribution is None:
+        if contribution is None and rule.copied.keep:
             return
+        if contribution is None:
+            # The source was archived, and is not counted there; its return must conflict with this.
+            yield from guard(rule.source.collection, [fan_out.key])
+        key, card = (fan_out.key, None) if contribution is None else contribution
         ledger = Changes()
-        yield from copy_to(rule, *contribution, within, ledger)
+        yield from copy_to(rule, key, card, within, ledger)
         yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(

@@ -465,12 +465,12 @@ def _copy(rule: DerivedRule, change: Change, ledger: Changes, copies_max: int | 
     before, after = rule.source.sources.through(
         None if isinstance(change.before, NotRead) else change.before, change.after
     )
-    if after is None or not rule.copied.synced:
-        return []
-    # No document can refer to an id that was generated in this call; to an alternate key any may.
-    if not rule.alternate_key and ledger.is_new_id(rule.source, change.id):
-        return []
     old, new = rule.contributions(before), rule.contributions(after)
+    if after is None and change.after is not None:
+        # It is still stored, as an archived document, say, but its copies are to go.
+        new = [(key, None) for key, _ in old if not rule.copied.keep]
+    elif not rule.copied.synced or (not rule.alternate_key and ledger.is_new_id(rule.source, change.id)):
+        return []
     if not new or (old and is_unchanged(rule, old, new)):
         return []
     ((key, card),) = new

@@ -83,7 +83,7 @@ class CopiedFields(Aggregate):
         return _moved(source, [(each.source, each.card or "") for each in self.fields])
 
     def is_unchanged(self, before: Any, after: Any) -> bool:
-        if not self.is_card:
+        if not self.is_card or after is None:
             return identical(before, after)
         return identical(self._synced_part(before), self._synced_part(after))
 
@@ -248,8 +248,8 @@ class CopiedFields(Aggregate):
     def update(self, key: Any, card: Any, formulas: Sequence[Raw]) -> tuple[Any, list[Raw] | None]:
         """Return the update, and array filters, that set all copies of one source.
 
-        A pipeline ends with the formulas. A plain update takes half its time, and array filters go with
-        nothing else.
+        Without a card there is no source any more. A pipeline ends with the formulas. A plain update takes
+        half its time, and array filters go with nothing else.
         """
         if self.on.arrays:
             return self._update_in_arrays(key, card)
@@ -259,7 +259,7 @@ class CopiedFields(Aggregate):
 
     def _stages(self, card: Any) -> list[Raw]:
         whole = {"$literal": card}
-        if self.is_uniform:
+        if self.is_uniform or (card is None and not self.holds_reference):
             return [{"$set": {self.path: whole}}]
         if self.holds_reference:
             sets, unsets = self._synced_values(self.path, card)
@@ -275,7 +275,7 @@ class CopiedFields(Aggregate):
 
     def _update_in_arrays(self, key: Any, card: Any) -> tuple[Raw, list[Raw]]:
         path, filters = self.on.blind(self.path, key)
-        if self.is_uniform:
+        if self.is_uniform or (card is None and not self.holds_reference):
             return {"$set": {path: card}}, filters
         innermost, *outer = filters
         element, reference = next(iter(innermost)).split(".", 1)
@@ -291,7 +291,7 @@ class CopiedFields(Aggregate):
 
     def _synced_values(self, path: str, card: Any) -> tuple[Raw, list[str]]:
         """Return what to set in a stored card, by path, and which paths the source no longer has."""
-        names = [each.card or "" for each in self.synced]
+        names = [each.card or "" for each in (self.fields if card is None else self.synced)]
         sets = {f"{path}.{name}": value_at(card, name) for name in names if has(card, name)}
         return sets, [f"{path}.{name}" for name in names if not has(card, name)]
 

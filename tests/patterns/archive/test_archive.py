@@ -7,6 +7,7 @@ import threading
 from typing import Annotated
 
 import pytest
+from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.monitoring import CommandListener
 
@@ -38,6 +39,7 @@ from treadle import (
     DuplicateKey,
     ExtendedReference,
     Insert,
+    Limits,
     Progress,
     Replace,
     Store,
@@ -516,4 +518,54 @@ def test_a_kept_copy_of_a_source_that_was_archived_is_no_finding(database):
     store.update(Maker, 1, {"$set": {"name": "Ben"}})
     store.archive(Maker, now=OLD + dt.timedelta(days=3))
     store.worker().run_until_idle()
+    assert [] == store.verify()
+
+
+class MakerCard(BaseModel):
+    name: str
+
+
+class MakerSummary(BaseModel):
+    id: int | None = None
+    name: str | None = None
+
+
+class Part(BaseModel):
+    maker_id: int | None = None
+    name: Annotated[str | None, ExtendedReference(Maker, by="maker_id", field="name", on_delete="clear")] = (
+        None
+    )
+
+
+class Kit(Document, collection="kits"):
+    id: int
+    maker_id: int | None = None
+    maker: Annotated[MakerCard | None, ExtendedReference(Maker, by="maker_id", on_delete="clear")] = None
+    summary: Annotated[MakerSummary | None, ExtendedReference(Maker, by="summary.id", on_delete="clear")] = (
+        None
+    )
+    kept: Annotated[str | None, ExtendedReference(Maker, by="maker_id", field="name")] = None
+    parts: list[Part] = []
+
+
+@pytest.mark.parametrize("fan_out_max", [2_000, 1])
+def test_copies_leave_and_return_with_a_source_that_is_not_counted_in_the_archive(database, fan_out_max):
+    """The references stay, so that the copies can return; with on_delete="keep" the copies stay too."""
+    store = Store(database, [Maker, Kit], limits=Limits(fan_out_max=fan_out_max))
+    store.setup()
+    store.insert(Maker(id=1, name="Ada"))
+    for key in range(3):
+        store.insert(Kit(id=key, maker_id=1, summary=MakerSummary(id=1), parts=[Part(maker_id=1)]))
+    whole = {"maker": {"name": "Ada"}, "summary": {"id": 1, "name": "Ada"}, "kept": "Ada"}
+    shown = {"_id": 0, "maker": 1, "summary": 1, "kept": 1, "parts": 1}
+    parts = {"parts": [{"maker_id": 1, "name": "Ada"}]}
+    assert [{**whole, **parts}] * 3 == list(database["kits"].find({}, shown))
+
+    store.archive(Maker, now=OLD + dt.timedelta(days=3))
+    gone = {"maker": None, "summary": {"id": 1}, "kept": "Ada", "parts": [{"maker_id": 1, "name": None}]}
+    assert [gone] * 3 == list(database["kits"].find({}, shown))
+    assert [] == store.verify()
+
+    store.restore(Maker, 1)
+    assert [{**whole, **parts}] * 3 == list(database["kits"].find({}, shown))
     assert [] == store.verify()
