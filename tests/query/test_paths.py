@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from treadle.query.paths import drop, has, inside, put, top, value_at
+from treadle.query.paths import drop, has, put, top, value_at
 
 DOCUMENT = {"a": 1, "b": {"c": {"d": None}, "e": [1]}}
 
@@ -54,4 +54,3 @@ def test_what_is_there_is_dropped():
 
 def test_parts_of_a_path():
     assert ["a", "a"] == [top("a"), top("a.b.c")]
-    assert ["a.b.c", "b.c", ""] == [inside("a.b.c", depth) for depth in (0, 1, 3)]

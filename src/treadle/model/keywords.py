@@ -101,19 +101,22 @@ def _check(name: str, now: Settings, inherited: Settings) -> None:
         value = getattr(now, keyword)
         if value is not None and not fits(value):
             raise DeclarationError(f"{name} has {keyword}={value!r}; {reason}", code=code)
-    former = inherited.discriminator
+    _check_kind(name, now, inherited)
+    if now.version is not None and now.version_field == now.discriminator:
+        reason = f"kind and version in the same field {now.version_field!r}; rename one of them"
+        raise DeclarationError(f"{name} stores {reason}", code="stored-name-clash")
+
+
+def _check_kind(name: str, now: Settings, inherited: Settings) -> None:
+    former, kind = inherited.discriminator, now.kind if now.default_kind is None else now.default_kind
     if former not in (None, now.discriminator) and inherited.collection == now.collection:
         reason = f"but the class that it inherits from has {former!r}; one collection has one: leave it out"
         raise DeclarationError(
             f"{name} has discriminator={now.discriminator!r}, {reason}", code="kind-invalid"
         )
-    kind = now.kind if now.default_kind is None else now.default_kind
     if kind is not None and now.discriminator is None:
         reason = 'no class says where kinds are stored; give the base discriminator="type"'
         raise DeclarationError(f"{name} has the kind {kind!r}, but {reason}", code="kind-invalid")
-    if now.version is not None and now.version_field == now.discriminator:
-        reason = f"kind and version in the same field {now.version_field!r}; rename one of them"
-        raise DeclarationError(f"{name} stores {reason}", code="stored-name-clash")
 
 
 class _Check(NamedTuple):

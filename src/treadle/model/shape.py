@@ -221,8 +221,6 @@ def _generic(
         key, value = (shape_of(argument, (), where) for argument in arguments)
         _check_key(key, where)
         return Shape("map", dict, (key, value), metadata=metadata)
-    if isinstance(origin, type) and issubclass(origin, BaseModel):
-        return Shape("model", annotation, metadata=metadata)
     if isinstance(origin, type) and issubclass(origin, _UNSTORABLE):
         raise _not_storable(origin, where)
     return Shape("any", annotation, metadata=metadata)

@@ -90,14 +90,15 @@ SERVER_WIDE = (
     | {290, 292, INTERRUPTED, BACKGROUND_OPERATION, 13388, 14031}
 )
 # Our own errors that every document of a call would meet.
-_BUSY = frozenset({"bucket-contended", "job-running", "job-stopped", "lease-busy", "migration-running"})
-_MISSING = frozenset({"capability-missing", "pipeline-updates-missing", "streams-unavailable"})
-_TRANSACTIONS = frozenset(
-    {"transaction-elsewhere", "transaction-other", "transactions-needed", "transactions-unavailable"}
-)
-_RETRIES = frozenset({"deadline-passed", "write-contended", "write-outcome-unknown"})
-_SETUP = frozenset({"index-missing", "overflow-layout", "server-too-old"})
-ABOUT_THE_WHOLE = _BUSY | _MISSING | _TRANSACTIONS | _RETRIES | _SETUP
+ABOUT_THE_WHOLE = frozenset(
+    {
+        "bucket-contended", "job-running", "job-stopped", "lease-busy", "migration-running",
+        "capability-missing", "pipeline-updates-missing", "streams-unavailable",
+        "transaction-elsewhere", "transaction-other", "transactions-needed", "transactions-unavailable",
+        "deadline-passed", "write-contended", "write-outcome-unknown",
+        "index-missing", "overflow-layout", "server-too-old",
+    }
+)  # fmt: skip
 # What BSON, Pydantic and arithmetic raise because of a value. Any other error that is neither ours nor
 # the driver's is a bug: a `TypeError` or `KeyError` must not look like a bad document. What a user's own
 # function raises is wrapped in a `DataError` where that function is called.

@@ -70,9 +70,13 @@ class _Map:
     def conditions(self, condition: Any) -> list[Raw]:
         if not (isinstance(condition, dict) and any(str(key).startswith("$") for key in condition)):
             return [self.equals(condition)]
-        translated = {operator: self.translate(operator, operand) for operator, operand in condition.items()}
-        others = {operator: condition[operator] for operator, each in translated.items() if each is None}
-        conditions = [each for each in translated.values() if each is not None]
+        conditions: list[Raw] = []
+        others: Raw = {}
+        for operator, operand in condition.items():
+            if (translated := self.translate(operator, operand)) is None:
+                others[operator] = operand
+            else:
+                conditions.append(translated)
         return [*conditions, self.holds(others)] if others else conditions
 
     def translate(self, operator: str, operand: Any) -> Raw | None:

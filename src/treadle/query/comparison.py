@@ -26,6 +26,7 @@ _PLAIN = frozenset({bool, int, float, str, ObjectId})
 # The server's arithmetic of decimals: it rounds, and gives infinity or NaN where it cannot compute.
 DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[])
 _ARRAY = (list, tuple)
+_MISSING = object()
 _NUMBER = (int, float, Decimal128, decimal.Decimal)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = dt.timedelta(milliseconds=1)
@@ -41,11 +42,23 @@ def same(one: Any, other: Any) -> bool:
         return one is other
     if type(one) is type(other) and type(one) in _PLAIN and one == other:
         return True
+    in_parts = _equal_parts(one, other, same, None)
+    return _same_scalar(one, other) if in_parts is None else in_parts
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Whether two stored values are the same to the letter; the keys of documents have no order."""
+    in_parts = _equal_parts(one, other, identical, _MISSING)
+    return _identical_scalar(one, other) if in_parts is None else in_parts
+
+
+def _equal_parts(one: Any, other: Any, equal: Callable[[Any, Any], bool], missing: object) -> bool | None:
+    """Whether two documents, or two arrays, are equal part by part; None where they are not both of these."""
     if _are(Mapping, one, other):
-        return all(same(one.get(key), other.get(key)) for key in one.keys() | other.keys())
+        return all(equal(one.get(key, missing), other.get(key, missing)) for key in one.keys() | other.keys())
     if _are(_ARRAY, one, other):
-        return len(one) == len(other) and all(map(same, one, other))
-    return _same_scalar(one, other)
+        return len(one) == len(other) and all(map(equal, one, other))
+    return None
 
 
 def _are(types: Any, one: Any, other: Any) -> bool:
@@ -62,12 +75,7 @@ def _same_scalar(one: Any, other: Any) -> bool:
     return (type(one) is type(other) or _are((str, bytes), one, other)) and bool(one == other)
 
 
-def identical(one: Any, other: Any) -> bool:
-    """Whether two stored values are the same to the letter; the keys of documents have no order."""
-    if _are(Mapping, one, other):
-        return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
-    if _are(_ARRAY, one, other):
-        return len(one) == len(other) and all(map(identical, one, other))
+def _identical_scalar(one: Any, other: Any) -> bool:
     if bool in (type(one), type(other)):
         return one is other
     if type(one) is float and one != one:

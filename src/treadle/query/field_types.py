@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,37 +70,27 @@ def _resolved(schema: Any, definitions: list[Any]) -> Any:
     return schema["schema"]
 
 
+@dataclass(eq=False)
 class FieldType:
     """The values that one place of a model accepts."""
 
-    def __init__(
-        self,
-        codec: ModelCodec,
-        shape: Shape = ANY,
-        schema: Schema | None = None,
-        encoder: Callable[[], Encoder | None] = lambda: None,
-        *,
-        certain: bool = False,
-        required: bool = False,
-        serialized: bool = False,
-    ) -> None:
-        self.codec = codec
-        self.shape = shape
-        self._schema = schema
-        # Makes the function that stores a valid value; where it is None, a value is stored as it was given.
-        self._encoder = encoder
-        # Whether a valid value here leaves everything around it valid.
-        self.certain = certain
-        # Whether every document has a value here.
-        self.required = required
-        # Whether values have a stored form of the user's own.
-        self._serialized = serialized or _has_own_form(shape)
-        # A value of a map is validated together with its key.
-        self.pair: tuple[str, FieldType] | None = None
+    codec: ModelCodec
+    shape: Shape = ANY
+    schema: Schema | None = None
+    # Makes the function that stores a valid value; where it is None, a value is stored as it was given.
+    encoder: Callable[[], Encoder | None] = lambda: None
+    # Whether a valid value here leaves everything around it valid.
+    certain: bool = False
+    # Whether every document has a value here.
+    required: bool = False
+    # Whether a serializer of the model's author makes the stored form.
+    has_own_form: bool = False
+    # A value of a map is validated together with its key.
+    pair: tuple[str, FieldType] | None = None
 
     @cached_property
     def _core(self) -> tuple[Any, bool]:
-        return ({"type": ""}, False) if self._schema is None else self._schema.core()
+        return ({"type": ""}, False) if self.schema is None else self.schema.core()
 
     @property
     def core_type(self) -> str:
@@ -111,7 +101,7 @@ class FieldType:
     def free(self) -> bool:
         """Whether any value of the type is valid: no bound, no validator."""
         core, free = self._core
-        config = (self._schema.config if self._schema else None) or {}
+        config = (self.schema.config if self.schema else None) or {}
         unbounded = core["type"] == "model" or {key for key in core if core[key] is not False} <= _UNBOUNDED
         strict = config.get("strict") or config.get("allow_inf_nan") is False
         return free and unbounded and not strict
@@ -123,7 +113,7 @@ class FieldType:
 
     @cached_property
     def _validate(self) -> Callable[[Any], Any] | None:
-        return None if self._schema is None or self.shape == ANY else self._schema.validator()
+        return None if self.schema is None or self.shape == ANY else self.schema.validator()
 
     @cached_property
     def _adapt(self) -> Callable[[Any], Any] | None:
@@ -156,7 +146,7 @@ class FieldType:
 
     @cached_property
     def store(self) -> Encoder | None:
-        return self._encoder()
+        return self.encoder()
 
     def accepts(self, value: Any) -> bool:
         """Whether a stored value can be read here, as far as this place alone tells."""
@@ -181,17 +171,17 @@ class FieldType:
         value.required = False
         if core["type"] == "dict":
             pair = {name: core[name] for name in ("type", "keys_schema", "values_schema")}
-            value.pair = key, self._inner(dataclasses.replace(self.shape, metadata=()), pair)
+            value.pair = key, self._inner(replace(self.shape, metadata=()), pair)
         return value
 
     @property
     def serialized(self) -> list[FieldType]:
         """This type and that of its elements, where values have a stored form of the user's own."""
         types = [self, self.element] if self.element is not None else [self]
-        return [each for each in types if each._serialized]
+        return [each for each in types if each.has_own_form or _has_own_form(each.shape)]
 
     def _inner(self, shape: Shape, schema: Any) -> FieldType:
-        inner = None if self._schema is None or schema is None else self._schema._replace(schema=schema)
+        inner = None if self.schema is None or schema is None else self.schema._replace(schema=schema)
 
         def encoder() -> Encoder:
             return encoder_of(self.codec, shape)
@@ -222,7 +212,7 @@ def field_type(codec: ModelCodec, field: StoredField, *, certain: bool = True) -
         lambda: field_encoder(codec, field),
         certain=certain and alone and not judges_the_whole(codec.model),
         required=field.info.is_required() and not field.shape.optional,
-        serialized=field.name in own_serializers(codec.model),
+        has_own_form=field.name in own_serializers(codec.model),
     )
 
 

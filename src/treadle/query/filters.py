@@ -184,8 +184,9 @@ class FilterParser:
         _check_key(operator)
         if operator in _UNTYPED:
             return clean(operand)
-        if operator == "$elemMatch" and isinstance(operand, Mapping) and field.attribute is None:
-            return self.of_elements(field, operand)
+        if operator == "$elemMatch" and isinstance(operand, Mapping):
+            # The elements of an attribute's array are pairs.
+            return self.of_elements(field, operand) if field.attribute is None else clean(operand)
         if isinstance(operand, (list, tuple)):
             return [self.condition(field, each) for each in operand]
         return self.condition(field, operand)

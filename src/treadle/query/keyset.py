@@ -45,13 +45,17 @@ def _later(value: Any, ascending: bool, mixed: bool) -> list[Raw]:
     """Return the conditions on one field, each of which says that its value comes later."""
     if value is None and ascending:
         return [{"$nin": [None, MinKey()]} if mixed else {"$ne": None}]
-    rank = type_rank(value)
-    further = TYPE_ORDER[rank + 1 :] if ascending else TYPE_ORDER[:rank]
     # What is missing sorts with null, but has no type. Nothing compares with NaN, the least of numbers.
     exact = [each for each in (None, _NAN) if _comes_later(each, value, ascending)]
-    conditions = _within_its_type(value, ascending) + ([{"$in": exact}] if exact else [])
-    types = [name for each in further for name in each.names if name != "null"] if mixed else []
-    return [*conditions, {"$type": types}] if types else conditions
+    types = _later_types(value, ascending) if mixed else []
+    further = [{"$in": exact}] if exact else []
+    return [*_within_its_type(value, ascending), *further, *([{"$type": types}] if types else [])]
+
+
+def _later_types(value: Any, ascending: bool) -> list[str]:
+    rank = type_rank(value)
+    later = TYPE_ORDER[rank + 1 :] if ascending else TYPE_ORDER[:rank]
+    return [name for each in later for name in each.names if name != "null"]
 
 
 def _comes_later(special: Any, value: Any, ascending: bool) -> bool:

@@ -48,11 +48,6 @@ class Path(NamedTuple):
     def in_array(self) -> bool:
         return any(step.array for step in self.steps)
 
-    @property
-    def array_depth(self) -> int:
-        """How many leading steps lead into the innermost array; 0 without one."""
-        return max((number + 1 for number, step in enumerate(self.steps) if step.array), default=0)
-
 
 def resolve(codec: ModelCodec, path: str, where: str, code: str) -> Path:
     """Return the path that Python (or stored) names describe; raises `DeclarationError` if there is none."""
@@ -202,23 +197,6 @@ def drop(raw: Any, path: str) -> None:
 # -- through raw documents, through arrays ------------------------------------------------------------
 
 
-def containers(raw: Any, steps: Sequence[Step]) -> Iterator[Raw]:
-    """Yield each sub-document that the steps lead to, in order."""
-    return (document for _, document in places_of(raw, steps))
-
-
-def places_of(raw: Any, steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, Raw]]:
-    """Yield each sub-document that the steps lead to, with its path, positions included."""
-    if isinstance(raw, list):
-        for number, item in enumerate(raw):
-            yield from places_of(item, steps, f"{prefix}{number}.")
-    elif isinstance(raw, dict):
-        if not steps:
-            yield prefix, raw
-        elif steps[0].stored in raw:
-            yield from places_of(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")
-
-
 def values_at(raw: Any, steps: Sequence[Step]) -> Iterator[Any]:
     """Yield each value that the steps lead to, in order; nulls included."""
     if isinstance(raw, list):
@@ -243,11 +221,6 @@ def top(path: str) -> str:
 def tops(paths: Iterable[str]) -> set[str]:
     """Return the fields of the document itself with which stored paths begin."""
     return {top(path) for path in paths}
-
-
-def inside(path: str, depth: int) -> str:
-    """Return the rest of a path after so many steps."""
-    return ".".join(path.split(".")[depth:])
 
 
 def overlap(one: str, other: str) -> bool:
