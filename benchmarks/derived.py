@@ -221,11 +221,11 @@ def _queue(context: Context) -> list[Contender]:
 
     def directly(product_id: Any) -> None:
         for _ in range(times):
-            store._commit([Insert(entry, [_review(product_id)])])
+            store._commit([Insert(entry, [_review(product_id)])], None)
 
     def queued(product_id: Any) -> None:
         for _ in range(times):
-            store._combiner.perform(Insert(entry, [_review(product_id)]))
+            store._group_commit.submit(Insert(entry, [_review(product_id)]))
 
     return [
         Contender("without the queue", prepare, directly, times),

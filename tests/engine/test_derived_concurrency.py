@@ -2,7 +2,7 @@
 
 `together` starts all writers at one barrier and raises whatever one of them
 raised. A race that can be held open is held open with two sessions or with
-the combiner itself; the others are run for many rounds.
+the batcher itself; the others are run for many rounds.
 """
 
 from __future__ import annotations
@@ -481,29 +481,29 @@ def test_a_group_is_one_transaction_and_each_caller_gets_its_own(run, database):
     product = racers.store.insert(Product())
     taken = racers.store.insert(Review(product_id=product.id, rating=1))
     inner = racers.store._inner if racers.tasks else racers.store
-    combiner = inner._combiner
+    batcher = inner._group_commit
     sizes: list[int] = []
-    commit = combiner._perform
+    commit = batcher._perform
     queued = WRITERS - 1
 
     if racers.tasks:
 
-        async def held(works: Any) -> Any:
+        async def held(works: Any, attempts_max: Any) -> Any:
             sizes.append(len(works))
-            while len(sizes) == 1 and len(combiner._waiting) < queued:
+            while len(sizes) == 1 and len(batcher._queue) < queued:
                 await asyncio.sleep(0)
-            return await commit(works)
+            return await commit(works, attempts_max)
 
     else:
 
-        def held(works: Any) -> Any:
+        def held(works: Any, attempts_max: Any) -> Any:
             sizes.append(len(works))
             deadline = dt.datetime.now() + dt.timedelta(seconds=JOIN_SECONDS_MAX)
-            while len(sizes) == 1 and len(combiner._waiting) < queued and dt.datetime.now() < deadline:
+            while len(sizes) == 1 and len(batcher._queue) < queued and dt.datetime.now() < deadline:
                 threading.Event().wait(0.001)
-            return commit(works)
+            return commit(works, attempts_max)
 
-    combiner._perform = held
+    batcher._perform = held
 
     def insert(number: int) -> Callable[[Caller], Coroutine[Any, Any, Any]]:
         async def work(store: Caller) -> Any:

@@ -81,7 +81,7 @@ def test_a_thread_queues_no_longer_than_its_deadline(database: Any, product: Non
     with product_locked(database):
         thread = threading.Thread(target=first)
         thread.start()
-        while not store._combiner._busy:
+        while not store._group_commit._running:
             time.sleep(0.001)
         with soon(), pymongo.timeout(0.3), pytest.raises(TimedOut) as caught:
             store.insert(Review(id=2, product_id=1))
@@ -101,7 +101,7 @@ def test_a_task_queues_no_longer_than_its_deadline(server: Any, database: Any, p
             store = AsyncStore(client[database.name], MODELS, limits=QUEUES)
             with product_locked(database):
                 first = asyncio.create_task(store.insert(Review(id=1, product_id=1)))
-                while not store._combiner._busy:
+                while not store._group_commit._running:
                     await asyncio.sleep(0)
                 with soon(), pymongo.timeout(0.3), pytest.raises(TimedOut) as caught:
                     await store.insert(Review(id=2, product_id=1))
@@ -126,7 +126,7 @@ def test_a_group_has_the_deadline_of_none_of_the_others(server: Any, database: A
 
             with product_locked(database):
                 first = asyncio.create_task(hasty())
-                while not store._combiner._busy:
+                while not store._group_commit._running:
                     await asyncio.sleep(0)
                 patient = [
                     asyncio.create_task(store.insert(Review(id=number, product_id=1)))
@@ -211,7 +211,7 @@ def test_what_was_given_up_is_let_go_while_others_wait_for_it(database: Any, pro
         database["products"].update_one({"_id": 1}, {"$inc": {"held": 1}}, session=session)
         thread = threading.Thread(target=store.insert, args=(Review(id=1, product_id=1),))
         thread.start()
-        while not store._combiner._busy:
+        while not store._group_commit._running:
             time.sleep(0.001)
         with soon():
             store.runner._abandoned.append(session.session_id)

@@ -1,4 +1,4 @@
-"""Maintained writes go past those that wait for a document which somebody's transaction holds."""
+"""Maintained writes go past those that wait for a document which another transaction holds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODELS = [Review, Product]
 
 @contextlib.contextmanager
 def held(database: Any, product: int = 1) -> Generator[None]:
-    """Somebody else's transaction holds a product, so that every write of its reviews has to wait."""
+    """Another transaction holds a product, so that every write of its reviews has to wait."""
     with long_transactions(database.client), database.client.start_session() as session:
         session.start_transaction()
         database["products"].update_one({"_id": product}, {"$inc": {"held": 1}}, session=session)
@@ -95,7 +95,7 @@ def test_writes_of_other_documents_go_past_one_that_waits(start: Any, database: 
     store, insert = start(Limits())
     with held(database):
         stuck = insert(Review(id=1, product_id=1))
-        until("the first write", lambda: store._combiner._busy)
+        until("the first write", lambda: store._group_commit._running)
         others = [insert(Review(id=number, product_id=2 + number % 3)) for number in range(2, 20)]
         # While the product is held, and long before the first is given up.
         for each in others:
@@ -104,54 +104,10 @@ def test_writes_of_other_documents_go_past_one_that_waits(start: Any, database: 
     stuck.result(WAIT_SECONDS_MAX)
     assert [1, 6, 6, 6, 0, 0] == counts(database)
     assert [] == Store(database, MODELS).verify()
-    # All have left: whoever comes next goes at once.
+    # All have ended: the next goes at once.
     insert(Review(id=20, product_id=1)).result(WAIT_SECONDS_MAX)
-    assert (False, 0) == (store._combiner._busy, store._combiner._passed)
-
-
-def test_no_more_groups_wait_than_the_limit_says(start: Any, database: Any, constants: Any) -> None:
-    constants(combined_past_max=1)
-    store, insert = start(Limits(together_wait_seconds=0.01))
-    with held(database):
-        writes = [insert(Review(id=1, product_id=1))]
-        until("the first write", lambda: store._combiner._turn.waits)
-        writes.append(insert(Review(id=2, product_id=1)))
-        until("the second goes past it", lambda: store._combiner._passed)
-        until("the second waits too", lambda: store._combiner._turn.waits)
-        writes.append(insert(Review(id=3, product_id=2)))
-        until("the third queues", lambda: store._combiner._waiting)
-        assert 1 == store._combiner._passed
-        assert [0] * PRODUCTS == counts(database)
-    for each in writes:
-        each.result(WAIT_SECONDS_MAX)
-    assert [2, 1, 0, 0, 0, 0] == counts(database)
-    assert (False, 0, 0) == (store._combiner._busy, store._combiner._passed, len(store._combiner._waiting))
-
-
-def test_whoever_was_cancelled_in_the_queue_goes_past_nobody(server: Any, database: Any) -> None:
-    """Else it would be counted for ever among those whom others have gone past."""
-
-    async def scenario() -> None:
-        async with AsyncMongoClient[Any](server.uri) as client:
-            store = AsyncStore(client[database.name], MODELS, limits=Limits(together_wait_seconds=0.2))
-            combiner = store._combiner
-            async with asyncio.timeout(WAIT_SECONDS_MAX):
-                with held(database):
-                    stuck = asyncio.create_task(store.insert(Review(id=1, product_id=1)))
-                    while not combiner._turn.waits:
-                        await asyncio.sleep(0.001)
-                    cancelled = asyncio.create_task(store.insert(Review(id=2, product_id=1)))
-                    while not combiner._waiting:
-                        await asyncio.sleep(0)
-                    cancelled.cancel()
-                    while combiner._timer is not None:
-                        await asyncio.sleep(0.001)
-                await stuck
-            assert (False, 0) == (combiner._busy, combiner._passed)
-
-    Store(database, MODELS).setup()
-    Store(database, MODELS).insert(Product(id=1))
-    asyncio.run(scenario())
+    assert not store._group_commit._running
+    assert not store._group_commit._passed
 
 
 def test_nothing_is_lost_among_writers_of_hot_documents_that_are_held_now_and_then(
@@ -185,4 +141,5 @@ def test_nothing_is_lost_among_writers_of_hot_documents_that_are_held_now_and_th
     assert WRITERS * WRITES == database["reviews"].count_documents({})
     assert [expected[product] for product in range(1, PRODUCTS + 1)] == counts(database)
     assert [] == Store(database, MODELS).verify()
-    assert (False, 0) == (store._combiner._busy, store._combiner._passed)
+    assert not store._group_commit._running
+    assert not store._group_commit._passed

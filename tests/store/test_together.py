@@ -68,6 +68,8 @@ class Bike(Vehicle, kind="bike"):
 
 
 MODELS = [Person, Vehicle, Car, Bike]
+# Stands for a group under way.
+HELD = object()
 Job = Callable[[Any], Any]
 
 
@@ -125,11 +127,11 @@ class Crowd:
 
     def _tasks(self, lane: Any, jobs: Sequence[Job]) -> list[Any]:
         async def all_of_them() -> list[Any]:
-            lane._busy = True
+            lane._running.add(HELD)
             tasks = [asyncio.ensure_future(job(self.store)) for job in jobs]
-            while len(lane._waiting) < len(jobs):
+            while len(lane._queue) < len(jobs):
                 await asyncio.sleep(0)
-            lane._hand_over()
+            lane._finish(HELD)
             return await asyncio.gather(*tasks, return_exceptions=True)
 
         assert self.runner is not None
@@ -144,14 +146,14 @@ class Crowd:
             except Exception as error:
                 results[number] = error
 
-        lane._busy = True
+        lane._running.add(HELD)
         threads = [threading.Thread(target=perform, args=(at,), daemon=True) for at in range(len(jobs))]
         for number, thread in enumerate(threads):
             thread.start()
             until = time.monotonic() + WAIT_SECONDS_MAX
-            while len(lane._waiting) <= number and time.monotonic() < until:
+            while len(lane._queue) <= number and time.monotonic() < until:
                 time.sleep(0.0005)
-        lane._hand_over()
+        lane._finish(HELD)
         for thread in threads:
             thread.join(WAIT_SECONDS_MAX)
         assert not any(thread.is_alive() for thread in threads)
@@ -279,15 +281,15 @@ def test_no_answer_is_older_than_its_question(crowd: Crowd, database: Any) -> No
     perform = lane._perform
     if crowd.tasks:
 
-        async def late(commands: Any) -> Any:
+        async def late(commands: Any, attempts_max: Any) -> Any:
             database.people.update_many({}, {"$set": {"age": 77}})
-            return await perform(commands)
+            return await perform(commands, None)
 
     else:
 
-        def late(commands: Any) -> Any:
+        def late(commands: Any, attempts_max: Any) -> Any:
             database.people.update_many({}, {"$set": {"age": 77}})
-            return perform(commands)
+            return perform(commands, None)
 
     lane._perform = late
     results = crowd.together("find", [lambda store, each=each: store.get(Person, each) for each in ids])
@@ -366,7 +368,7 @@ def test_one_that_waits_for_a_lock_holds_up_nobody_else(server: Any, database: A
             async def others() -> list[Any]:
                 first, *rest = [asyncio.ensure_future(job(crowd.store)) for job in jobs]
                 await asyncio.sleep(0)
-                assert lane._busy
+                assert lane._running
                 results = await asyncio.gather(*rest)
                 assert not first.done()
                 session.abort_transaction()
@@ -381,7 +383,7 @@ def test_one_that_waits_for_a_lock_holds_up_nobody_else(server: Any, database: A
 
             threads = [threading.Thread(target=perform, args=(at,), daemon=True) for at in range(len(jobs))]
             threads[0].start()
-            while not lane._busy:
+            while not lane._running:
                 time.sleep(0.001)
             for thread in threads[1:]:
                 thread.start()
@@ -419,30 +421,30 @@ def test_a_full_group_does_not_wait_for_one_that_is_under_way(server: Any, datab
         database.people.insert_one({"name": "mine", "slot": 0}, session=session)
         results = crowd.wait(lambda: main(session))
     assert [0, 1, 2, 3] == [each.slot for each in results]
-    assert not lane._flying
-    assert not lane._busy
+    assert not lane._running
     crowd.close()
 
 
 def test_only_so_many_groups_are_under_way_at_once(server: Any, database: Any, constants: Any) -> None:
     Store(database, MODELS).setup()
     ids = stored(database, 40)
-    constants(together_groups_max=2)
+    constants(command_groups_max=2)
     limits = Limits(together_max=3, together_wait_seconds=3600)
     crowd = Crowd(server.uri, database.name, True, limits)
     crowd.wait(lambda: crowd.store.get(Person, ids[0]))
     lane, flying = crowd.lane("find"), list[int]()
     perform = lane._perform
 
-    async def counted(commands: Any) -> Any:
-        flying.append(lane._flying)
-        return await perform(commands)
+    async def counted(commands: Any, attempts_max: Any) -> Any:
+        flying.append(len(lane._running))
+        return await perform(commands, None)
 
     lane._perform = counted
     results = crowd.wait(lambda: asyncio.gather(*(crowd.store.get(Person, each) for each in ids)))
     assert [str(number) for number in range(40)] == [each.name for each in results]
     assert 2 == max(flying)
-    assert 13 == len(flying)
+    # The first call, and 13 groups of three.
+    assert 14 == len(flying)
     crowd.close()
 
 
@@ -452,7 +454,7 @@ def test_only_so_many_groups_are_under_way_at_once(server: Any, database: Any, c
 def test_a_caller_with_a_session_or_transaction_waits_for_nobody(crowd: Crowd, database: Any) -> None:
     ids = stored(database, 1)
     for kind in ("find", "insert_one"):
-        crowd.lane(kind)._busy = True
+        crowd.lane(kind)._running.add(HELD)
     store = crowd.store
     if crowd.tasks:
 
@@ -520,12 +522,12 @@ def test_a_queued_call_waits_no_longer_than_its_deadline(crowd: Crowd, database:
         ("insert_one", lambda: crowd.store.insert(Person(name="late"))),
     ):
         lane = crowd.lane(kind)
-        lane._busy = True
+        lane._running.add(HELD)
         with pytest.raises(TimedOut) as late:
             crowd.wait(call, seconds=0.05)
         assert "deadline-passed" == late.value.code
-        lane._hand_over()
-        assert not lane._busy
+        lane._finish(HELD)
+        assert not lane._running
     assert [(first, 0)] == [(each["_id"], each["age"]) for each in database.people.find()]
 
 
@@ -537,13 +539,13 @@ def test_a_cancelled_task_leaves_the_others_alone(server: Any, database: Any) ->
             store = AsyncStore(client[database.name], MODELS, limits=PATIENT)
             await store.insert(Person(name="first"))
             lane = store.runner._lanes["people", "insert_one"]
-            lane._busy = True
+            lane._running.add(HELD)
             tasks = [asyncio.ensure_future(store.insert(Person(name=str(n)))) for n in range(6)]
-            while len(lane._waiting) < 6:
+            while len(lane._queue) < 6:
                 await asyncio.sleep(0)
             tasks[0].cancel()
             tasks[3].cancel()
-            lane._hand_over()
+            lane._finish(HELD)
             await asyncio.sleep(0)
             # Its group is under way now; what becomes of it is not known.
             tasks[5].cancel()
@@ -739,7 +741,7 @@ def test_steps_of_tasks_with_cancellations_and_deadlines(server: Any, database: 
     assert TASKS * TASK_STEPS == sum(counted.values())
     assert counted["cancelled"] > TASK_STEPS
     lanes = store.runner._lanes.values()
-    assert not any(lane._busy or lane._flying or lane._waiting for lane in lanes)
+    assert not any(lane._running or lane._passed or lane._queue for lane in lanes)
     check_stored(database, histories)
 
 

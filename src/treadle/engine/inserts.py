@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pymongo.errors import BulkWriteError, WriteError
@@ -105,6 +105,17 @@ class Insert(Write[list[D]]):
         return Batch([(None, raw) for raw in raws], self._fresh, self._given)
 
     # -- several as one ------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        fed = [(rule.target, rule.match) for rule in self._derived.fed]
+        copied = [(rule.source, rule.on) for rule in self._derived.copies if rule.guards_source]
+        return frozenset(
+            (model.collection, key)
+            for model, reference in [*fed, *copied]
+            for raw in self.raws
+            for key in reference.of(raw)
+        )
 
     @property
     def size(self) -> int:

@@ -30,7 +30,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.propagate import UNBOUNDED, FanOut, copy_source, propagate, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
-from treadle.engine.salvage import attempting, salvage
+from treadle.engine.salvage import Contended, attempting, salvage
 from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
@@ -169,10 +169,13 @@ class WritePath:
 
     # -- commits ---------------------------------------------------------------------------------
 
-    def commit(self, writes: Sequence[Write[Any]], *, inside: bool = False) -> Plan[list[Any]]:
+    def commit(
+        self, writes: Sequence[Write[Any]], *, inside: bool = False, attempts_max: int | None = None
+    ) -> Plan[list[Any]]:
         """Return the outcomes of writes that share one commit; or of one write `inside` the caller's.
 
-        On a server without transactions an outcome may be `Failed`.
+        Raises `Contended` after `attempts_max` attempts. On a server without transactions an outcome may
+        be `Failed`.
         """
         server = yield from self._capabilities()
         if inside:
@@ -184,7 +187,7 @@ class WritePath:
         if not server.transactions:
             return (yield from _one_by_one(writes))
         merged = merge(writes)
-        attempt = _Attempt(self.graph, server, [write for write, _ in merged])
+        attempt = _Attempt(self.graph, server, [write for write, _ in merged], attempts_max)
         try:
             outcomes, pending = yield from transact(attempt.perform)
         except Exception as error:
@@ -242,16 +245,27 @@ class WritePath:
 class _Attempt:
     """The body of a commit, which runs again after a conflict."""
 
-    def __init__(self, graph: Graph, server: Capabilities, writes: Sequence[Write[Any]]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        server: Capabilities,
+        writes: Sequence[Write[Any]],
+        attempts_max: int | None,
+    ) -> None:
         self._graph = graph
         self._server = server
         self._writes = writes
+        self._attempts = 0
+        self._attempts_max = attempts_max
         # Whether the writes themselves have been applied, so that an error is about what follows.
         self.is_applied = False
 
     def perform(self, copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:
         """Apply the writes and propagate. Returns their outcomes, and the fan-outs that are left."""
         graph = self._graph
+        self._attempts += 1
+        if self._attempts_max is not None and self._attempts > self._attempts_max:
+            raise Contended
         self.is_applied, changes, outcomes = False, Changes(), []
         for write in self._writes:
             outcomes.append((yield from write.apply(changes)))

@@ -23,7 +23,7 @@ class Limits:
     write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
     combined_max: int = 100  # concurrent writes that share one commit
     together_max: int = 250  # concurrent reads or inserts by id that share one round trip
-    together_wait_seconds: float = 0.1  # how long a call queues behind a slow one before it goes alone
+    together_wait_seconds: float = 0.1  # how long a call queues behind a slow group before it goes past it
 
     # -- what follows from a write
     fan_out_max: int = 2_000  # copies of one source that are updated in the commit of its write

@@ -18,6 +18,7 @@ from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw
+from treadle.query.keys import freeze
 
 R = TypeVar("R")
 
@@ -63,8 +64,12 @@ class Write(Generic[R]):
 
     @property
     def targets(self) -> frozenset[Hashable]:
-        """Return the documents that this write may conflict about; a contended group is split by them."""
-        return frozenset()
+        """Return the documents that this write may conflict about; a contended group is split by them.
+
+        As far as they are known before it is applied.
+        """
+        filter = getattr(self, "filter", {})
+        return frozenset({(self.entry.collection, freeze(filter["_id"]))}) if "_id" in filter else frozenset()
 
     def publish(self) -> list[Any]:
         """Make generated ids visible; returns those that other tasks learned too early.

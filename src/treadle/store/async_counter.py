@@ -22,11 +22,12 @@ from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import log
+from treadle.plan import Failed
 from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
+from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
-from treadle.store.batching import AsyncCombiner
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding_async
 from treadle.store.shared_commands import copy_error
@@ -81,7 +82,7 @@ class AsyncCounter:
         self._buffer.begin_anew()
         self._flushing = asyncio.Lock()
         # Nobody goes past a writer's event that is being stored again: it would pass for one that was moved.
-        self._combiner = AsyncCombiner(self._record, COUNTER_COMBINED_MAX, self._limits, past_max=0)
+        self._batcher = AsyncBatcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=deadline.NEVER)
         if True:  # ASYNC
             self._without_timer()
         else:
@@ -130,9 +131,7 @@ class AsyncCounter:
             return
         if self._kind == "durable":
             with deadline.within(self._store._seconds):
-                error = await self._combiner.perform(sums)
-            if error is not None:
-                raise error
+                await self._batcher.submit(sums)
             # In memory they only count towards the next flush.
             sums = {None: sum(max(1, abs(n)) for n in sums.values())}
         elif self._exact is not self._quick_class or self._buffer.overfull:
@@ -140,13 +139,13 @@ class AsyncCounter:
         if self._buffer.add(sums):
             await self._flush_when_due()
 
-    async def _record(self, group: Sequence[Any]) -> list[Any]:
+    async def _record(self, group: Sequence[Any], _: int | None) -> list[Any]:
         """Store the amounts of several tasks in one write; each hears how it went."""
         try:
             with pymongo.timeout(COUNTER_RECORD_SECONDS):
                 await self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
-            return [copy_error(error) for _ in group]
+            return [Failed(copy_error(error)) for _ in group]
         return [None] * len(group)
 
     async def _make_room(self) -> None:

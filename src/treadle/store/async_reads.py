@@ -13,14 +13,13 @@ from treadle.graph.card import card_of
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
 from treadle.model.document import Document
-from treadle.plan import Failed, Raw
+from treadle.plan import Raw
 from treadle.query.filters import Sort
 from treadle.store import common
 from treadle.store.async_results import AsyncResults, read_pages
 from treadle.store.async_snapshot import read_both
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.common import Invalid
-from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
 C = TypeVar("C", bound=BaseModel)
@@ -58,9 +57,7 @@ class AsyncReads(AsyncWriter):
         if session is None and card is None and self._free_to_read:
             command = calls.read_command(id)
             if command is not None:
-                raw = await self.runner.together(command)
-                if raw is ALONE or type(raw) is Failed:
-                    raw = await self.runner.settled(command, raw)
+                raw = await self.runner.share(command)
                 return None if raw is None else calls.entry.codec.load(raw)
         return await self._read(calls.get(id, card), session)
 

@@ -23,7 +23,7 @@ from treadle.plan.server_errors import (
     lacks_sessions,
     surely_not_committed,
 )
-from treadle.store import common, deadline, turn
+from treadle.store import common, deadline
 from treadle.store.deadline import Retries, TimedOut
 
 # How long the abort of a failed transaction may take.
@@ -52,7 +52,6 @@ async def in_transaction(
                 raise retries.timed_out() from error
             if not may_run_again:
                 raise
-            turn.note_conflict()
         await asyncio.sleep(retries.pause(random.random()))
 
 
@@ -89,7 +88,7 @@ async def abort(session: AsyncClientSession, error: BaseException | None = None)
     unreachable = isinstance(error, ServerSelectionTimeoutError)
     with (
         contextlib.suppress(PyMongoError),
-        deadline.instead(common.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
+        deadline.instead(deadline.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
     ):
         await session.abort_transaction()
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -24,12 +25,11 @@ from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.graph.write import Write
 from treadle.model.document import Document
-from treadle.plan import Call, Failed, Plan
+from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import ambient_transaction, common, deadline
+from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_runner import AsyncRunner
-from treadle.store.batching import AsyncCombiner
-from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -69,7 +69,12 @@ class AsyncWriter:
         self._primaries: common.Primaries = frozenset()
         self._topology: Any = None
         bounds = self.graph.limits
-        self._combiner = AsyncCombiner(self._commit, bounds.combined_max, bounds)
+        self._group_commit = AsyncBatcher(
+            self._commit,
+            size_max=bounds.combined_max,
+            wait_seconds=bounds.together_wait_seconds,
+            targets=attrgetter("targets"),
+        )
 
     def _calls(self, model: type[D]) -> Layout[D]:
         """What answers the calls on a model."""
@@ -106,15 +111,12 @@ class AsyncWriter:
     async def _at_once(self, calls: Layout[Any], command: Call) -> Any:
         """The outcome of a write that is one command; or its error, in the caller's words."""
         try:
-            outcome = await self.runner.together(command)
-            if outcome is ALONE or type(outcome) is Failed:
-                return await self.runner.settled(command, outcome)
+            return await self.runner.share(command)
         except Exception as error:
             better = calls.refusal(error, command)
             if better is error:
                 raise
             raise better from error
-        return outcome
 
     async def _write_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), common.encoding():
@@ -174,16 +176,16 @@ class AsyncWriter:
         with deadline.within(self._seconds), common.encoding():
             return await self.runner.run(plan, answers=answers)
 
-    async def _share(self, work: Write[Any], alone: bool, session: Session) -> Any:
-        """The outcome of a work, committed with those of others who come at the same time."""
+    async def _share(self, write: Write[Any], alone: bool, session: Session) -> Any:
+        """Return the outcome of a write, committed together with concurrent ones."""
         if session is None and not alone:
-            return await self._combiner.perform(work)
-        (outcome,) = await self._commit([work], session)
+            return await self._group_commit.submit(write)
+        inside = session is not None and session.in_transaction
+        (outcome,) = await self.runner.run(self.write_path.commit([write], inside=inside), session)
         return outcome
 
-    async def _commit(self, works: Sequence[Write[Any]], session: Session = None) -> list[Any]:
-        inside = session is not None and session.in_transaction
-        return await self.runner.run(self.write_path.commit(works, inside=inside), session)
+    async def _commit(self, writes: Sequence[Write[Any]], attempts_max: int | None) -> list[Any]:
+        return await self.runner.run(self.write_path.commit(writes, attempts_max=attempts_max))
 
     @asynccontextmanager
     async def _owning(self) -> AsyncGenerator[str]:

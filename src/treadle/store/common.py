@@ -46,8 +46,6 @@ CLIENT_OPTIONS = {"connectTimeoutMS": 2_000, "heartbeatFrequencyMS": 2_000}
 LOCAL_DATABASE = "treadle"
 ACTIONS_SHOWN_MAX = 10
 OWNERS_REMEMBERED = 1_000
-# A time in which no server is reached.
-AT_ONCE_SECONDS = 0.000_1
 
 
 def check_database(database: Any, kind: type) -> None:

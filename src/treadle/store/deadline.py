@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 import pymongo
@@ -27,8 +28,12 @@ from treadle.errors import DataError
 RETRY_PAUSE_SECONDS = 0.005
 RETRY_PAUSE_MAX_SECONDS = 0.05
 
+# A time in which no server is reached.
+AT_ONCE_SECONDS = 0.000_1
+
 NEVER = float("inf")
 NONE: AbstractContextManager[None] = contextlib.nullcontext()
+_RETRYING_SINCE: ContextVar[float | None] = ContextVar("treadle_retrying_since", default=None)
 
 
 class TimedOut(DataError, PyMongoError):
@@ -68,6 +73,21 @@ def instead(seconds: float | None) -> Generator[None]:
     finally:
         _csot.DEADLINE.reset(deadline)
         _csot.TIMEOUT.reset(timeout)
+
+
+def instead_until(end: float) -> AbstractContextManager[None]:
+    """The same with a moment of the monotonic clock; without a deadline if that is `NEVER`."""
+    return instead(None if end == NEVER else max(AT_ONCE_SECONDS, end - time.monotonic()))
+
+
+@contextlib.contextmanager
+def retrying_since(start: float) -> Generator[None]:
+    """Count the time of all retries inside from a moment, so that one call has one bound."""
+    token = _RETRYING_SINCE.set(start)
+    try:
+        yield
+    finally:
+        _RETRYING_SINCE.reset(token)
 
 
 def pause(seconds: float) -> float:
@@ -131,7 +151,9 @@ class Retries:
     def __init__(self, lock_seconds: float) -> None:
         self.has_deadline = moment() < NEVER
         self._seconds = lock_seconds
-        self._until = moment() if self.has_deadline else time.monotonic() + lock_seconds
+        start = _RETRYING_SINCE.get()
+        start = time.monotonic() if start is None else start
+        self._until = moment() if self.has_deadline else start + lock_seconds
         self._pause = RETRY_PAUSE_SECONDS
 
     def over(self) -> bool:

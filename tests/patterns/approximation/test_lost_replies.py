@@ -140,7 +140,7 @@ def test_no_event_goes_past_one_that_is_stored_again(flusher: Store, database: A
         )
         first = threading.Thread(target=counter.add, args=(1,))
         first.start()
-        until("the conflict", lambda: session.in_transaction and counter._combiner._turn.waits)
+        until("the conflict", lambda: session.in_transaction and counter._batcher._running)
         counter._calls.record = record
         second = threading.Thread(target=counter.add, args=(1,))
         second.start()

@@ -23,10 +23,11 @@ from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import log
+from treadle.plan import Failed
 from treadle.plan.server_errors import is_bug
 from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer
-from treadle.store.batching import Combiner
+from treadle.store.blocking.batching import Batcher
 from treadle.store.blocking.writer import Writer
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding
@@ -82,7 +83,7 @@ class Counter:
         self._buffer.begin_anew()
         self._flushing = threading.RLock()
         # Nobody goes past a writer's event that is being stored again: it would pass for one that was moved.
-        self._combiner = Combiner(self._record, COUNTER_COMBINED_MAX, self._limits, past_max=0)
+        self._batcher = Batcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=deadline.NEVER)
         self._stop = start_timer(weakref.ref(self), self._seconds)
 
     # -- adding ------------------------------------------------------------------------
@@ -111,9 +112,7 @@ class Counter:
             return
         if self._kind == "durable":
             with deadline.within(self._store._seconds):
-                error = self._combiner.perform(sums)
-            if error is not None:
-                raise error
+                self._batcher.submit(sums)
             # In memory they only count towards the next flush.
             sums = {None: sum(max(1, abs(n)) for n in sums.values())}
         elif self._exact is not self._quick_class or self._buffer.overfull:
@@ -121,13 +120,13 @@ class Counter:
         if self._buffer.add(sums):
             self._flush_when_due()
 
-    def _record(self, group: Sequence[Any]) -> list[Any]:
+    def _record(self, group: Sequence[Any], _: int | None) -> list[Any]:
         """Store the amounts of several threads in one write; each hears how it went."""
         try:
             with pymongo.timeout(COUNTER_RECORD_SECONDS):
                 self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
-            return [copy_error(error) for _ in group]
+            return [Failed(copy_error(error)) for _ in group]
         return [None] * len(group)
 
     def _make_room(self) -> None:

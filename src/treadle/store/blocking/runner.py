@@ -30,7 +30,6 @@ from treadle.plan import (
     Call,
     Command,
     DatabaseCommand,
-    Failed,
     IsInside,
     Outside,
     Plan,
@@ -53,11 +52,11 @@ from treadle.plan.decoding import (
 )
 from treadle.plan.server_errors import is_passing
 from treadle.store import ambient_transaction, common, deadline
-from treadle.store.batching import Combiner
+from treadle.store.blocking.batching import Batcher
 from treadle.store.blocking.transactions import ABORT_SECONDS, in_transaction
 from treadle.store.caller_transactions import Transactions
 from treadle.store.deadline import Retries, TimedOut
-from treadle.store.shared_commands import ALONE, Shareable, lane_of, perform_together
+from treadle.store.shared_commands import Shareable, lane_of, perform_together
 
 # How long its caller waits, if there is time, where that was not heard.
 LET_GO_SECONDS = 3.0
@@ -65,6 +64,8 @@ LET_GO_SECONDS = 3.0
 R = TypeVar("R")
 Session = ClientSession | None
 ABANDONED_MAX = 1_000
+# Groups of reads or of inserts by id that are under way at once, each full but the first.
+COMMAND_GROUPS_MAX = 4
 
 
 def _is_shared(command: Command, answers: bool) -> TypeGuard[Shareable]:
@@ -110,7 +111,7 @@ class Runner:
             and database.read_concern.level != "linearizable"
         )
         # Who goes together with whom: by collection, and by kind of command.
-        self._lanes: dict[tuple[str, str], Combiner] = {}
+        self._lanes: dict[tuple[str, str], Batcher] = {}
 
     def collection(self, name: str) -> Collection[Raw]:
         """The collection as the caller's own reads see it."""
@@ -151,10 +152,13 @@ class Runner:
             command = next(plan)
             while True:
                 try:
-                    if session is None and self.shares and _is_shared(command, answers):
-                        result = ALONE if ambient_transaction.by_driver() else self.together(command)
-                        if result is ALONE or type(result) is Failed:
-                            result = self.settled(command, result)
+                    if (
+                        session is None
+                        and self.shares
+                        and _is_shared(command, answers)
+                        and not ambient_transaction.by_driver()
+                    ):
+                        result = self.share(command)
                     elif answers:
                         result = self._answer(command, session)
                     else:
@@ -189,35 +193,30 @@ class Runner:
         except InvalidBSON as error:
             return self._reread(command, session, collection, error)
 
-    def together(self, command: Shareable) -> Any:
-        """What a command comes to that goes together with those of other tasks who come at the same time.
+    def share(self, command: Shareable) -> Any:
+        """Return the result of a command that may share a round trip; its caller has no session."""
+        batcher = self._lanes.get((command.collection, command.method))
+        return (batcher or self._lane(command)).submit(command)
 
-        Its result, or what `settled` makes one of. The caller has no session.
-        """
-        combiner = self._lanes.get((command.collection, command.method))
-        return (self._lane(command) if combiner is None else combiner).join(command)
-
-    def settled(self, command: Shareable, outcome: Any) -> Any:
-        """The result of a command that failed among others, which is raised, or is to be performed alone."""
-        if type(outcome) is Failed:
-            raise outcome.error
-        return self._by_itself(command)
-
-    def _lane(self, command: Shareable) -> Combiner:
-        """The queue of those who may go together with a command; made for the first of them."""
+    def _lane(self, command: Shareable) -> Batcher:
+        """Return the queue of the commands that may share a round trip with this one."""
         lane = lane_of(command)
         reads, limits = lane[1] == "find", self._limits
 
-        def perform(commands: Sequence[Shareable]) -> list[Any]:
+        def perform(commands: Sequence[Shareable], _: int | None) -> list[Any]:
             if len(commands) == 1:
                 return [self._by_itself(commands[0])]
             return self.run(perform_together(commands), answers=reads)
 
-        combiner = Combiner(
-            perform, limits.together_max, limits, alone=self._by_itself, lingers=False, reads=reads
+        batcher = Batcher(
+            perform,
+            size_max=limits.together_max,
+            wait_seconds=limits.together_wait_seconds,
+            groups_max=COMMAND_GROUPS_MAX,
+            reads=reads,
         )
-        combiner = self._lanes.setdefault(lane, combiner)
-        return self._lanes.setdefault((command.collection, command.method), combiner)
+        batcher = self._lanes.setdefault(lane, batcher)
+        return self._lanes.setdefault((command.collection, command.method), batcher)
 
     def _by_itself(self, command: Shareable) -> Any:
         if type(command) is Read:

@@ -24,7 +24,7 @@ from treadle.plan.server_errors import (
     lacks_sessions,
     surely_not_committed,
 )
-from treadle.store import common, deadline, turn
+from treadle.store import common, deadline
 from treadle.store.deadline import Retries, TimedOut
 
 # How long the abort of a failed transaction may take.
@@ -51,7 +51,6 @@ def in_transaction(session: ClientSession, work: Callable[[ClientSession], R], l
                 raise retries.timed_out() from error
             if not may_run_again:
                 raise
-            turn.note_conflict()
         time.sleep(retries.pause(random.random()))
 
 
@@ -88,7 +87,7 @@ def abort(session: ClientSession, error: BaseException | None = None) -> None:
     unreachable = isinstance(error, ServerSelectionTimeoutError)
     with (
         contextlib.suppress(PyMongoError),
-        deadline.instead(common.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
+        deadline.instead(deadline.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
     ):
         session.abort_transaction()
 

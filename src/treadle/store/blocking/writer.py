@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pymongo.client_session import ClientSession
@@ -25,12 +26,11 @@ from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.graph.write import Write
 from treadle.model.document import Document
-from treadle.plan import Call, Failed, Plan
+from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import ambient_transaction, common, deadline
-from treadle.store.batching import Combiner
+from treadle.store.blocking.batching import Batcher
 from treadle.store.blocking.runner import Runner
-from treadle.store.shared_commands import ALONE
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -68,7 +68,12 @@ class Writer:
         self._primaries: common.Primaries = frozenset()
         self._topology: Any = None
         bounds = self.graph.limits
-        self._combiner = Combiner(self._commit, bounds.combined_max, bounds)
+        self._group_commit = Batcher(
+            self._commit,
+            size_max=bounds.combined_max,
+            wait_seconds=bounds.together_wait_seconds,
+            targets=attrgetter("targets"),
+        )
 
     def _calls(self, model: type[D]) -> Layout[D]:
         """What answers the calls on a model."""
@@ -105,15 +110,12 @@ class Writer:
     def _at_once(self, calls: Layout[Any], command: Call) -> Any:
         """The outcome of a write that is one command; or its error, in the caller's words."""
         try:
-            outcome = self.runner.together(command)
-            if outcome is ALONE or type(outcome) is Failed:
-                return self.runner.settled(command, outcome)
+            return self.runner.share(command)
         except Exception as error:
             better = calls.refusal(error, command)
             if better is error:
                 raise
             raise better from error
-        return outcome
 
     def _write_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), common.encoding():
@@ -173,16 +175,16 @@ class Writer:
         with deadline.within(self._seconds), common.encoding():
             return self.runner.run(plan, answers=answers)
 
-    def _share(self, work: Write[Any], alone: bool, session: Session) -> Any:
-        """The outcome of a work, committed with those of others who come at the same time."""
+    def _share(self, write: Write[Any], alone: bool, session: Session) -> Any:
+        """Return the outcome of a write, committed together with concurrent ones."""
         if session is None and not alone:
-            return self._combiner.perform(work)
-        (outcome,) = self._commit([work], session)
+            return self._group_commit.submit(write)
+        inside = session is not None and session.in_transaction
+        (outcome,) = self.runner.run(self.write_path.commit([write], inside=inside), session)
         return outcome
 
-    def _commit(self, works: Sequence[Write[Any]], session: Session = None) -> list[Any]:
-        inside = session is not None and session.in_transaction
-        return self.runner.run(self.write_path.commit(works, inside=inside), session)
+    def _commit(self, writes: Sequence[Write[Any]], attempts_max: int | None) -> list[Any]:
+        return self.runner.run(self.write_path.commit(writes, attempts_max=attempts_max))
 
     @contextmanager
     def _owning(self) -> Generator[str]:
