@@ -18,7 +18,7 @@ from pymongo import DeleteMany, InsertOne
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
-from treadle.plan import Call, Command, Plan, Raw, Read
+from treadle.plan import Call, Command, Plan, Raw, Read, intercept
 from treadle.plan.dry_run import nothing_matched
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import resolve, value_at
@@ -61,25 +61,16 @@ class Shards:
     def targeted(self, plan: Plan[R]) -> Plan[R]:
         """The same plan, whose commands carry the keys."""
         known: Known = {}
-        try:
-            command = next(plan)
-            while True:
-                try:
-                    sent: Command | None = command
-                    if isinstance(command, (Call, Read)) and command.collection in self.keys:
-                        sent = yield from self._with_key(command, known)
-                    result = nothing_matched(command) if sent is None else (yield sent)
-                except Exception as error:
-                    command = plan.throw(error)
-                else:
-                    if isinstance(command, (Call, Read)) and command.collection in self.keys:
-                        self._note(command, result, known)
-                    command = plan.send(result)
-        except StopIteration as stop:
-            value: R = stop.value
-            return value
-        finally:
-            plan.close()
+
+        def perform(command: Command) -> Plan[Any]:
+            if not isinstance(command, (Call, Read)) or command.collection not in self.keys:
+                return (yield command)
+            sent = yield from self._with_key(command, known)
+            result = nothing_matched(command) if sent is None else (yield sent)
+            self._note(command, result, known)
+            return result
+
+        return intercept(plan, perform)
 
     def aimed(self, command: Read) -> Plan[Read]:
         """The read of a cursor that streams, with the key."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import GEN_CREATED, getgeneratorstate
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
@@ -163,6 +164,26 @@ def unwind(plan: Plan[Any], error: Exception) -> NoReturn:
         if not isinstance(answer, Exception) or not (is_transient(error) or is_outcome_unknown(error)):
             raise
     raise error
+
+
+def intercept(plan: Plan[R], perform: Callable[[Command], Plan[Any]]) -> Plan[R]:
+    """Run a plan whose commands are performed by another one; an error is thrown into it, as by a runner."""
+    if getgeneratorstate(plan) != GEN_CREATED:
+        raise not_fresh()
+    try:
+        command = next(plan)
+        while True:
+            try:
+                result = yield from perform(command)
+            except Exception as error:
+                command = plan.throw(error)
+            else:
+                command = plan.send(result)
+    except StopIteration as stop:
+        value: R = stop.value
+        return value
+    finally:
+        plan.close()
 
 
 # Types that the server cannot take for an operator; it finds a bare id faster than an `$eq`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import GEN_CREATED, getgeneratorstate
+from functools import partial
 from typing import Any, TypeVar
 
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
@@ -19,7 +19,7 @@ from treadle.plan import (
     ServerFacts,
     Transact,
     Wait,
-    not_fresh,
+    intercept,
 )
 from treadle.plan.capabilities import Capabilities
 
@@ -33,26 +33,10 @@ def list_writes(plan: Plan[R], writes: list[Command], server: Capabilities) -> P
     for what it can do, because a Store that asks may first recover what a crash left unfinished. A
     command that is neither raises `TypeError`.
     """
-    if getgeneratorstate(plan) != GEN_CREATED:
-        raise not_fresh()
-    try:
-        command = next(plan)
-        while True:
-            try:
-                result = yield from _perform(command, writes, server)
-            except Exception as error:
-                # A runner throws every error into its plan.
-                command = plan.throw(error)
-            else:
-                command = plan.send(result)
-    except StopIteration as stop:
-        value: R = stop.value
-        return value
-    finally:
-        plan.close()
+    return intercept(plan, partial(_perform, writes, server))
 
 
-def _perform(command: Command, writes: list[Command], server: Capabilities) -> Plan[Any]:
+def _perform(writes: list[Command], server: Capabilities, command: Command) -> Plan[Any]:
     if isinstance(command, (Transact, Outside)):
         return (yield from list_writes(command.make(), writes, server))
     if isinstance(command, ServerFacts):
