@@ -70,7 +70,7 @@ def test_a_bug_raises_out_of_a_write(store, database, monkeypatch, bug):
 
 @pytest.mark.parametrize("call", ["verify", "repair", "rebuild"])
 def test_a_bug_raises_out_of_sweeps(store, database, monkeypatch, call):
-    plant(monkeypatch, "treadle.engine.recompute.Recomputation.expected", KeyError("planted"))
+    plant(monkeypatch, "treadle.engine.derive.aggregate_values", KeyError("planted"))
     database["products"].update_one({"_id": 1}, {"$set": {"reviews": 7}})
     with pytest.raises(KeyError, match="planted"):
         getattr(store, call)()
@@ -80,7 +80,7 @@ def test_a_bug_raises_out_of_sweeps(store, database, monkeypatch, call):
 def test_a_bug_raises_out_of_the_worker(store, database, monkeypatch):
     worker = store.worker()
     worker.run_until_idle()
-    plant(monkeypatch, "treadle.engine.recompute.Recomputation.expected", KeyError("planted"))
+    plant(monkeypatch, "treadle.engine.derive.aggregate_values", KeyError("planted"))
     plant(monkeypatch, "treadle.upkeep.totals.Counted._count", KeyError("planted"))
     store.insert(Review(id=3, product_id=1))
     for work in (worker.run_until_idle, worker.run):

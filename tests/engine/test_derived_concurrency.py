@@ -3,6 +3,8 @@
 `together` starts all writers at one barrier and raises whatever one of them
 raised. A race that can be held open is held open with two sessions or with
 the batcher itself; the others are run for many rounds.
+
+Covers: engine/guards
 """
 
 from __future__ import annotations

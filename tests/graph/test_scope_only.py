@@ -20,7 +20,7 @@ ALLOWED = {"graph/scope.py", "graph/versions.py", "engine/reads.py"}
 OUTSIDE = {"plan", "model", "query", "server", "store", "advisor", "cli", "web", "demo"}
 READS = {"find", "find_one", "aggregate", "count_documents", "matching"}
 # How many such reads there were when the list was last shortened.
-READS_MAX = 211
+READS_MAX = 210
 
 
 def reads(path: Path) -> Iterator[ast.Call]:

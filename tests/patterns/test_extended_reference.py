@@ -1,6 +1,6 @@
 """Extended Reference: copies of hot fields follow their source.
 
-Covers: engine/fan_outs, graph/copied_fields, engine/references
+Covers: engine/fan_outs, graph/copied_fields, engine/references, engine/copies
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.engine.references import guard
+from treadle.engine.guards import guard
+from treadle.engine.target_updates import READ_KEYS_MAX
 from treadle.errors import DataError
 from treadle.graph.changes import Change
 from treadle.graph.derived import DerivedRule
@@ -23,9 +24,6 @@ from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze, may_be_id
-
-# Documents that one query asks for by their keys.
-READ_KEYS_MAX = 1_000
 
 
 def ids_by_key(rule: DerivedRule, keys: Iterable[Any]) -> Plan[dict[Any, Any]]:

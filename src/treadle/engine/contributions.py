@@ -13,7 +13,7 @@ from treadle.engine.version_upgrade import upgraded_leniently
 from treadle.graph.changes import Change, NotRead
 from treadle.graph.derived import DerivedRule
 from treadle.plan import Plan, Raw
-from treadle.query.keys import KEY, distinct
+from treadle.query.keys import KEY, distinct, same_key
 
 # The number of a document among those that the server is given.
 NUMBER = "__treadle_number"
@@ -62,42 +62,46 @@ def _evaluate(
     """Let the server evaluate the contributions of rules with the same sources, in one command."""
     seen = list(_through(rules[0], changes))
     documents = [document for _, *pair in seen for document in pair if document is not None]
-    values = {f"value{number}": rule.aggregate.expression() for number, rule in enumerate(rules)}
-    rule = rules[0]
-    chosen = [{"$match": rule.condition}] if rule.condition else []
-    keyed = rule.match.stages(None, rule.unit)
-    stages = [*chosen, *keyed, {"$project": {KEY: 1, NUMBER: 1, **values}}]
-    numbered = [{**document, NUMBER: number} for number, document in enumerate(documents)]
-    rows = yield from rule.source.sources.evaluate(numbered, stages)
+    rows = yield from _evaluated(rules, documents)
     results: dict[DerivedRule, list[Contributions]] = {}
     for number, rule in enumerate(rules):
         of_document: list[list[Contribution]] = [[] for _ in documents]
         for row in rows:
-            if row.get(KEY) is not None:
-                of_document[row[NUMBER]].append((row[KEY], row.get(f"value{number}")))
+            of_document[row[NUMBER]].append((row[KEY], row.get(f"value{number}")))
         each = iter(of_document)
         results[rule] = [
-            Contributions(
-                change,
-                [] if before is None else next(each),
-                [] if after is None else next(each),
-            )
+            Contributions(change, *([] if side is None else next(each) for side in (before, after)))
             for change, before, after in seen
         ]
     return results
 
 
-def keys_of_sources(
-    rules: Iterable[DerivedRule], documents: Sequence[Raw]
-) -> Plan[dict[DerivedRule, list[Any]]]:
-    """Return the targets that these sources refer to, whether or not they count there."""
-    keys: dict[DerivedRule, list[Any]] = {}
-    for rule in rules:
-        current = yield from upgraded_leniently(rule.source, documents)
-        if rule.match.is_local:
-            keys[rule] = rule.match.of_all(current)
-            continue
-        stages = [*rule.match.stages(), {"$project": {KEY: 1}}]
-        rows = yield from rule.source.sources.evaluate(current, stages)
-        keys[rule] = distinct(row[KEY] for row in rows)
-    return keys
+def _evaluated(rules: Sequence[DerivedRule], documents: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Return one row per contribution: the number of the document, the key, and a value per rule."""
+    rule = rules[0]
+    values = {f"value{number}": each.aggregate.expression() for number, each in enumerate(rules)}
+    stages = [
+        *([{"$match": rule.condition}] if rule.condition else []),
+        *rule.match.stages(unwound=rule.unit),
+        {"$project": {KEY: 1, NUMBER: 1, **values}},
+    ]
+    numbered = [{**document, NUMBER: number} for number, document in enumerate(documents)]
+    rows = yield from rule.source.sources.evaluate(numbered, stages)
+    return [row for row in rows if row.get(KEY) is not None]
+
+
+def is_unchanged(rule: DerivedRule, old: Sequence[Contribution], new: Sequence[Contribution]) -> bool:
+    """Return whether no value can change where a source contributed `old`, and contributes `new`."""
+    return len(old) == len(new) and all(
+        same_key(one, other) and rule.aggregate.is_unchanged(before, after)
+        for (one, before), (other, after) in zip(old, new, strict=True)
+    )
+
+
+def keys_of_sources(rule: DerivedRule, documents: Sequence[Raw]) -> Plan[list[Any]]:
+    """Return the keys that these sources hold, whether or not they count."""
+    current = yield from upgraded_leniently(rule.source, documents)
+    if rule.match.is_local:
+        return rule.match.of_all(current)
+    rows = yield from rule.source.sources.evaluate(current, [*rule.match.stages(), {"$project": {KEY: 1}}])
+    return distinct(row[KEY] for row in rows)

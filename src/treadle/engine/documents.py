@@ -6,13 +6,10 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from treadle.engine.alternate_keys import guard_arrivals
 from treadle.engine.pipelines import derivation
-from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.errors import Conflict, DataError, InvalidValue, TreadleError, UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
-from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.owned import Touch
 from treadle.graph.rule import Rule
@@ -20,7 +17,7 @@ from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
 from treadle.model.encodable import too_deep
 from treadle.model.text import escape_text, get_logger
-from treadle.plan import Plan, Raw, Update, by_id, find_one, outside, server_facts, update_one
+from treadle.plan import Plan, Raw, Update, by_id, find_one, outside, update_one
 from treadle.plan.capabilities import clock
 from treadle.plan.server_errors import translate
 from treadle.query.comparison import identical
@@ -231,22 +228,6 @@ def run_before(hooks: Hooks, changes: Changes) -> Plan[None]:
 def run_after(hooks: Hooks, changes: Changes) -> Plan[None]:
     for rule, batch in hooks:
         yield from rule.after(batch, changes)
-
-
-def gather(entry: ModelEntry[Any], documents: Sequence[Raw], rules: Sequence[DerivedRule]) -> Plan[None]:
-    """Compute what documents gather that become visible in this commit, and set it in them.
-
-    Sources that were written before did not find these documents; those that
-    are written concurrently conflict.
-    """
-    yield from guard_arrivals(entry, rules, documents)
-    server = yield from server_facts()
-    values = yield from recompute(rules, [raw["_id"] for raw in documents], server, documents=documents)
-    for raw in documents:
-        own = values[freeze(raw["_id"])]
-        refuse_unfit(rules, own)
-        for path, value in own.items():
-            put(raw, path, value)
 
 
 # -- validation ------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.engine.contributions import Contribution
-from treadle.engine.propagate import UNBOUNDED, FanOut, contribution_of, copy_to, differing_copies, propagate
-from treadle.engine.references import guard
+from treadle.engine.copies import contribution_of, copy_to, differing_copies
+from treadle.engine.guards import guard
+from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
 from treadle.engine.salvage import salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import copies_in
@@ -22,7 +23,6 @@ from treadle.graph.quarantine import readable, set_aside
 from treadle.graph.rule import REVISION
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
-from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import Unreadable
 from treadle.plan.server_errors import is_about_one_document
 
@@ -50,14 +50,14 @@ def record(later: Sequence[FanOut]) -> Plan[list[Raw]]:
     return intents
 
 
-def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
+def finish(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
     """Make the copies of one source, chunk by chunk, and let the intent go.
 
     A source that cannot be copied at all is set aside, and its intent goes too:
     whoever brings it in again makes the copies.
     """
     try:
-        yield from _copy_all(graph, server, fan_out, intent)
+        yield from _copy_all(graph, fan_out, intent)
     except Exception as error:
         if not is_about_one_document(error):
             raise
@@ -66,7 +66,7 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
     yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
 
 
-def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
+def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
     # Of the source as it is now: whoever changes it again makes its copies.
     contribution = yield from _contribution(fan_out)
@@ -82,7 +82,7 @@ def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) 
         upper = yield from _end_of_chunk(fan_out, within)
         if upper is not None:
             within["$lte"] = upper
-        yield from _copy_chunk(graph, server, fan_out, {"_id": within} if within else {}, upper, intent["n"])
+        yield from _copy_chunk(graph, fan_out, {"_id": within} if within else {}, upper, intent["n"])
         if upper is None:
             return
         last = upper
@@ -122,9 +122,7 @@ def _copies(fan_out: FanOut, within: Raw, more: Raw, skip: int = 0) -> Plan[list
     return (yield from find(target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=skip, limit=1))
 
 
-def _copy_chunk(
-    graph: Graph, server: Capabilities, fan_out: FanOut, within: Raw, upper: Any, number: int
-) -> Plan[None]:
+def _copy_chunk(graph: Graph, fan_out: FanOut, within: Raw, upper: Any, number: int) -> Plan[None]:
     """Copy to some targets; a document that cannot take the copy is set aside."""
     rule = fan_out.rule
 
@@ -138,7 +136,7 @@ def _copy_chunk(
         key, card = (fan_out.key, None) if contribution is None else contribution
         ledger = Changes()
         yield from copy_to(rule, key, card, within, ledger)
-        yield from propagate(graph, server, ledger, copies_max=UNBOUNDED)
+        yield from propagate(graph, ledger, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(
                 COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
@@ -167,7 +165,7 @@ def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
 # -- recovery -------------------------------------------------------------------------------
 
 
-def recover(graph: Graph, server: Capabilities) -> Plan[int]:
+def recover(graph: Graph) -> Plan[int]:
     """Finish the pending fan-outs; how many there were."""
     done = 0
     rules = {rule.place.label: rule for entry in graph.entries.values() for rule in copies_in(entry)}
@@ -175,6 +173,6 @@ def recover(graph: Graph, server: Capabilities) -> Plan[int]:
         # A rule that is not known here is another application's, which will see to it.
         rule = rules.get(intent["_id"]["rule"])
         if rule is not None:
-            yield from finish(graph, server, FanOut(rule, intent["_id"]["key"]), intent)
+            yield from finish(graph, FanOut(rule, intent["_id"]["key"]), intent)
             done += 1
     return done

@@ -37,4 +37,4 @@ def perform(
         yield from changes.add(entry, zip(befores, afters, strict=True))
         return len(befores)
 
-    return (yield from commit_changes(graph, server, body))
+    return (yield from commit_changes(graph, body))

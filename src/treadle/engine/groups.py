@@ -1,4 +1,4 @@
-"""The documents of rollups: which are missing, which are too many, and how they are made right.
+"""The documents of rollups: which are missing, and which are too many.
 
 A group's document is found by its keys. The keys that the sources have and
 the keys that the documents have are compared on the server, which tells only
@@ -8,20 +8,14 @@ where they differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pymongo import UpdateOne
-
-from treadle.engine.pipelines import update_pipeline
-from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.graph.changes import Changes
-from treadle.graph.derived import GroupRule, aggregates_in
+from treadle.engine.aggregation import aggregate_values
+from treadle.graph.derived import GroupRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding
 from treadle.graph.quarantine import readable
-from treadle.plan import Plan, Raw, bulk_write, delete_many, find
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, find
 from treadle.query.keys import KEY, distinct, freeze
 
 
@@ -61,55 +55,10 @@ def described(entry: ModelEntry[Any], key: Sequence[Any]) -> Raw:
     return dict(zip(entry.rules.group.on.fields, key, strict=True))
 
 
-def arrange(
-    server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any], ledger: Changes
-) -> Plan[Arranged]:
-    """Inside a transaction, let each of these groups have one document if it has sources, else none.
-
-    A document that is made here has all its values, so that its formulas can be computed.
-    """
-    group = entry.rules.group
-    documents = yield from find(entry.collection, entry.filter_for_keys(keys), sort=[("_id", 1)])
-    values = yield from recompute([group], keys, server)
-    expected = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
-    present: set[Any] = set()
-    surplus: list[Raw] = []
-    for each in documents:
-        frozen = freeze(entry.key_of(each))
-        if frozen not in expected or frozen in present:
-            surplus.append(each)
-        present.add(frozen)
-    missing = [key for frozen, key in expected.items() if frozen not in present]
-    made: list[Any] = []
-    if surplus:
-        yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in surplus]}})
-        yield from ledger.add(entry, [(each, None) for each in surplus])
-    if missing:
-        every = yield from recompute(aggregates_in(entry), missing, server)
-        operations = []
-        for key in missing:
-            refuse_unfit(aggregates_in(entry), every[freeze(key)])
-            sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}
-            operations.append(
-                UpdateOne(entry.filter_for_key(key), update_pipeline(entry, sets, {}), upsert=True)
-            )
-        result = yield from bulk_write(entry.collection, operations, ordered=False)
-        made = list((result.upserted_ids or {}).values())
-    return Arranged(made, [entry.key_of(each) for each in surplus])
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Arranged:
-    """The ids of documents that were made, and the keys of those that were removed."""
-
-    made: list[Any]
-    removed: list[Any]
-
-
-def examine_groups(server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
+def examine_groups(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Groups without a document, and documents beyond the first of their group."""
     group = entry.rules.group
-    values = yield from recompute([group], keys, server)
+    values = yield from aggregate_values([group], keys)
     documents = yield from find(
         entry.collection, entry.filter_for_keys(keys), entry.key_projection(), sort=[("_id", 1)]
     )

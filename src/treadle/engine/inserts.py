@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from pymongo.errors import BulkWriteError, WriteError
 
+from treadle.engine.aggregation import fill_aggregates
 from treadle.engine.documents import (
     as_stored,
     as_written,
     dump,
     dump_all,
-    gather,
     hooks_of,
     refuse_group,
     run_after,
@@ -162,7 +162,7 @@ class Insert(Write[list[D]]):
             gathered = [(known, derived.written), (new, derived.by_alternate_key)]
             gathered = [(some, rules) for some, rules in gathered if some and rules]
         for some, rules in gathered:
-            yield from gather(entry, some, rules)
+            yield from fill_aggregates(entry, rules, some)
         yield from self._store(raws, changes)
         for some, rules in gathered:
             if dates := stamps_of(rules):

@@ -43,8 +43,6 @@ class Derivation:
         for rule in self.aggregates:
             self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
         self.blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
-        # By the way of maintenance; made where they are first asked for.
-        self.recomputations: dict[Any, Any] = {}
         self.blanks |= {
             path: owned.blank for path, owned in entry.paths.owned.items() if owned.blank is not NO_VALUE
         }

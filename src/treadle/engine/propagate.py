@@ -3,52 +3,57 @@
 Level by level: first the rules that are fed by callers' fields only, then
 those that are fed by these. At each level all rules of one target become one
 update of it, which ends with the target's formulas.
+
+Where it is exact, a difference is applied to a target that is not read, by an
+expression (`Aggregate.blind`), which saves a read per target. Where it is not,
+the target is read and the difference applied to what it holds, which saves
+reading all of its sources. The rest is recomputed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pymongo import UpdateOne
-from pymongo.errors import OperationFailure
-
+from treadle.engine.aggregation import aggregate_values
 from treadle.engine.alternate_keys import (
-    READ_KEYS_MAX,
     alternate_keys_of,
     ids_by_key,
     refuse_key_change,
     with_changed_keys,
 )
-from treadle.engine.contributions import Contribution, Contributions, contributions
+from treadle.engine.contributions import Contribution, Contributions, contributions, is_unchanged
+from treadle.engine.copies import copy_to
 from treadle.engine.deletes import follow_references
-from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
-from treadle.engine.recompute import recompute
-from treadle.engine.references import fill_copies, guard
-from treadle.engine.version_upgrade import (
-    lower_documents,
-    upgrade_matching_upgraded,
-    upgrade_possible,
-    upgraded_leniently,
+from treadle.engine.guards import guard
+from treadle.engine.pipelines import changed_fields, formula_stages, stamps_of
+from treadle.engine.references import fill_copies
+from treadle.engine.target_updates import (
+    Stored,
+    TargetUpdate,
+    is_followed,
+    literals,
+    note_writes,
+    store_derived,
 )
-from treadle.graph.aggregate import RECOMPUTE, Aggregate, NumberSum, Values
+from treadle.engine.version_upgrade import lower_documents, upgrade_matching_upgraded, upgrade_possible
+from treadle.graph.aggregate import RECOMPUTE, Aggregate, Values
 from treadle.graph.changes import Change, Changes, NotRead
-from treadle.graph.derived import DerivedRule, aggregates_in, copies_in
+from treadle.graph.derived import DerivedRule, copies_in
 from treadle.graph.graph import Graph
+from treadle.graph.levels import Level
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import Rule
 from treadle.graph.scope import NO_FILTER, Image
-from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
-from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
+from treadle.plan import Plan, Raw, delete_many, find
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze, may_be_id, same_key
 from treadle.query.paths import outermost
 
-# The same, where the copies feed others.
+# Copies that are made in the transaction of their source, where the copies feed others.
 CHAINED_FAN_OUT_MAX = 100
 
 # Inside a caller's own transaction nothing can be left for later.
@@ -63,236 +68,296 @@ class FanOut:
     key: Any
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Effect:
     """What the changes do to one target, per rule."""
 
     key: Any
     # What is removed, and what is added.
     moves: dict[DerivedRule, tuple[list[Any], list[Any]]] = field(default_factory=dict)
-    # The rules by which it is to be recomputed, whatever the difference.
-    anew: set[DerivedRule] = field(default_factory=set)
-    # What its update sets, and what follows from that.
-    first: dict[str, Any] = field(default_factory=dict)
-    second: dict[str, Any] = field(default_factory=dict)
+    # The rules by which it is recomputed, whatever the difference.
+    recomputed: set[DerivedRule] = field(default_factory=set)
 
     def of(self, rule: DerivedRule) -> tuple[list[Any], list[Any]]:
-        """What is noted for one rule so far."""
+        """Return what one rule removes and adds so far."""
         move = self.moves.get(rule)
         if move is None:
             move = self.moves[rule] = ([], [])
         return move
 
-
-def _effect_on(key: Any, effects: dict[Any, _Effect]) -> _Effect:
-    """What is noted for one target so far."""
-    frozen = freeze(key)
-    effect = effects.get(frozen)
-    if effect is None:
-        effect = effects[frozen] = _Effect(key)
-    return effect
+    def add(self, other: _Effect) -> None:
+        """Add what was noted under another key of the same target."""
+        self.recomputed |= other.recomputed
+        for rule, moved in other.moves.items():
+            for own, values in zip(self.of(rule), moved, strict=True):
+                own.extend(values)
 
 
-def propagate(
-    graph: Graph, server: Capabilities, ledger: Changes, *, copies_max: int | None = None
-) -> Plan[list[FanOut]]:
-    """Bring every target up to date; the fan-outs that are too large for here."""
+class _Effects(dict[Any, _Effect]):
+    """What the changes do to the targets of one model, by frozen key."""
+
+    def on(self, key: Any) -> _Effect:
+        frozen = freeze(key)
+        effect = self.get(frozen)
+        if effect is None:
+            effect = self[frozen] = _Effect(key)
+        return effect
+
+
+def propagate(graph: Graph, changes: Changes, *, copies_max: int | None = None) -> Plan[list[FanOut]]:
+    """Update every target of these changes. Returns the fan-outs that are too large for this transaction."""
     later: list[FanOut] = []
     if graph.spreading:
-        yield from record(ledger, graph.spreading)
+        yield from record(changes, graph.spreading)
     for level in graph.levels:
-        effects: dict[ModelEntry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers in level.aggregates:
-            changes = ledger.of(entry)
-            if changes:
-                for gather, moves in (yield from contributions(gathers, changes)).items():
-                    of_target = effects.setdefault(gather.target, {})
-                    if not gather.alternate_key:
-                        _collect(gather, moves, of_target)
-                        continue
-                    by_name: dict[Any, _Effect] = {}
-                    _collect(gather, moves, by_name)
-                    yield from _by_id(gather, by_name, of_target)
-        for rule in level.by_alternate_key:
-            yield from _rename(rule, ledger, effects.setdefault(rule.target, {}))
-        for target, of_target in effects.items():
-            yield from _update_targets(target, of_target, level.number, server, ledger)
+        for target, effects in (yield from _effects(level, changes)).items():
+            if effects:
+                yield from _update_targets(target, effects, level.number, changes)
         for rule in level.copies:
-            for change in ledger.of(rule.source):
-                yield from _forsake(rule, change, ledger)
-                later.extend((yield from _copy(rule, change, ledger, copies_max)))
+            for change in changes.of(rule.source):
+                yield from _follow_key_change(rule, change, changes)
+                later += yield from _copy(rule, change, changes, copies_max)
     if graph.recording:
-        yield from record(ledger, graph.recording)
-    yield from lower_documents(ledger)
+        yield from record(changes, graph.recording)
+    yield from lower_documents(changes)
     return later
 
 
-def record(ledger: Changes, rules: Sequence[Rule]) -> Plan[None]:
-    """Write what goes beside the changes that were noted since these rules were last asked."""
+def record(changes: Changes, rules: Sequence[Rule]) -> Plan[None]:
+    """Let rules write what goes beside the changes that were added since they were last asked."""
     for rule in rules:
-        if changes := ledger.take_unrecorded(rule, rule.target):
-            yield from rule.record(changes, ledger)
-            # What it wrote itself is no news to it; what others write on top of that is.
-            ledger.take_unrecorded(rule, rule.target)
+        if unrecorded := changes.take_unrecorded(rule, rule.target):
+            yield from rule.record(unrecorded, changes)
+            # What it wrote itself is no change to it; what others write on top of that is.
+            changes.take_unrecorded(rule, rule.target)
 
 
-def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: dict[Any, _Effect]) -> None:
-    """Note per target what the changes take from it and give to it."""
+# -- what the changes of sources do to each target -------------------------------------------------------
+
+
+def _effects(level: Level, changes: Changes) -> Plan[dict[ModelEntry[Any], _Effects]]:
+    """Return what the changes of sources do to targets, by the rules of one level."""
+    effects: dict[ModelEntry[Any], _Effects] = {}
+    for source, rules in level.aggregates:
+        if of_source := changes.of(source):
+            for rule, moves in (yield from contributions(rules, of_source)).items():
+                of_target = effects.setdefault(rule.target, _Effects())
+                if rule.alternate_key is None:
+                    _collect(rule, moves, of_target)
+                else:
+                    yield from _collect_by_alternate_key(rule, moves, of_target)
+    for rule in level.by_alternate_key:
+        # A target that has another key is computed from the sources that hold this one.
+        documents = with_changed_keys(rule, changes.of(rule.target))
+        for document in documents:
+            effects.setdefault(rule.target, _Effects()).on(document["_id"]).recomputed.add(rule)
+        yield from guard(rule.target.collection, alternate_keys_of([rule], documents))
+    return effects
+
+
+def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: _Effects) -> None:
+    """Note per target what the changes remove from it and add to it."""
+    # A writer of an older version may have counted a document or not. Where this Store writes that version,
+    # its rules maintain what such documents hold.
+    trusts_outdated = rule.source.versions.writes_older
     for change, old, new in moves:
-        outdated = isinstance(change.before, Image) and change.before.outdated
-        if outdated and not rule.source.versions.writes_older:
-            # A writer of the older version may have counted it or not. Where this Store writes that version,
-            # its rules maintain what such documents hold.
+        if isinstance(change.before, Image) and change.before.outdated and not trusts_outdated:
             for key, _ in [*old, *new]:
-                _effect_on(key, effects).anew.add(rule)
+                effects.on(key).recomputed.add(rule)
         elif is_unchanged(rule, old, new):
             continue
-        for key, value in old:
-            _effect_on(key, effects).of(rule)[0].append(value)
-        for key, value in new:
-            _effect_on(key, effects).of(rule)[1].append(value)
+        for side, contributed in enumerate((old, new)):
+            for key, value in contributed:
+                effects.on(key).of(rule)[side].append(value)
 
 
-def _by_id(rule: DerivedRule, by_name: dict[Any, _Effect], effects: dict[Any, _Effect]) -> Plan[None]:
-    """Note under the ids of targets what was noted under their names."""
-    ids = yield from ids_by_key(rule, [each.key for each in by_name.values()])
+def _collect_by_alternate_key(
+    rule: DerivedRule, moves: Sequence[Contributions], effects: _Effects
+) -> Plan[None]:
+    """Note under the ids of targets what their sources contribute under alternate keys."""
+    by_key = _Effects()
+    _collect(rule, moves, by_key)
+    ids = yield from ids_by_key(rule, [each.key for each in by_key.values()])
     missing = []
-    for name, named in by_name.items():
-        if name not in ids:
-            missing.append(named.key)
-            continue
-        effect = _effect_on(ids[name], effects)
-        effect.anew |= named.anew
-        for each, moved in named.moves.items():
-            for own, values in zip(effect.of(each), moved, strict=True):
-                own.extend(values)
-    # Whoever takes one of these names must meet this transaction.
+    for frozen, effect in by_key.items():
+        if frozen in ids:
+            effects.on(ids[frozen]).add(effect)
+        else:
+            missing.append(effect.key)
+    # A concurrent writer that gives a document one of these keys must conflict.
     yield from guard(rule.target.collection, filter(may_be_id, missing))
 
 
-def _rename(rule: DerivedRule, ledger: Changes, effects: dict[Any, _Effect]) -> Plan[None]:
-    """Let targets that were given another name be computed from the sources which hold that."""
-    documents = with_changed_keys(rule, ledger.of(rule.target))
-    for document in documents:
-        _effect_on(document["_id"], effects).anew.add(rule)
-    yield from guard(rule.target.collection, alternate_keys_of([rule], documents))
+# -- one update per target -------------------------------------------------------------------------------
 
 
-def is_unchanged(rule: DerivedRule, old: Sequence[Contribution], new: Sequence[Contribution]) -> bool:
-    """Return whether no target's value can change where a source contributed `old`, and contributes `new`."""
-    return len(old) == len(new) and all(
-        same_key(one, other) and rule.aggregate.is_unchanged(before, after)
-        for (one, before), (other, after) in zip(old, new, strict=True)
-    )
-
-
-def _update_targets(
-    target: ModelEntry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Changes
-) -> Plan[None]:
+def _update_targets(target: ModelEntry[Any], effects: _Effects, level: int, changes: Changes) -> Plan[None]:
     """Update each target once, for all its rules; an outdated target is upgraded first."""
-    outdated: set[Any] = set()
+    # Its own rules computed what a target holds that this transaction inserted or made visible. What an
+    # outdated one held was not maintained by the rules of this version.
+    entered: set[Any] = set()
     if target.versions.may_change:
         chosen = {"_id": {"$in": [effect.key for effect in effects.values()]}}
-        upgraded = (yield from upgrade_possible(target, chosen, ledger)).documents
+        upgraded = (yield from upgrade_possible(target, chosen, changes)).documents
         if not target.versions.writes_older:
-            outdated = {freeze(each["_id"]) for each in upgraded}
-    yield from _update_current(target, effects, level, server, ledger, outdated)
-
-
-def _update_current(
-    target: ModelEntry[Any],
-    effects: dict[Any, _Effect],
-    level: int,
-    server: Capabilities,
-    ledger: Changes,
-    outdated: set[Any],
-) -> Plan[None]:
-    anew: dict[DerivedRule, list[Any]] = {}
-    unsure: dict[DerivedRule, list[_Effect]] = {}
-    # A target that this transaction inserted, or made visible, may have counted the same sources then.
-    new: set[Any] = set()
+            entered = {freeze(each["_id"]) for each in upgraded}
     if target.rules.group is None:
-        new = {freeze(change.id) for change in ledger.of(target) if _came(target, change)}
-    # What an outdated target held was not maintained by this version's rules.
-    new |= outdated
-    changed = [
-        effect
-        for frozen, effect in effects.items()
-        if _change_blindly(effect, anew, unsure, is_new=bool(new) and frozen in new)
-    ]
-    if not changed:
-        return
-    if unsure:
-        yield from _change_stored(target, unsure, anew)
-    for rules, some in _together(anew) if anew else ():
-        for frozen, values in (yield from recompute(rules, some, server)).items():
-            yield from _leave_out_unfit(rules, effects[frozen], values)
-            effects[frozen].first.update({path: {"$literal": value} for path, value in values.items()})
-    keys = [effect.key for effect in changed]
-    followed = derivation(target).last_level > level
-    updates = [(effect.key, update_pipeline(target, effect.first, effect.second)) for effect in changed]
-    before = (yield from read(target, keys)) if followed else {}
-    if target.rules.group is not None:
-        yield from _update_groups(target, changed, updates, level)
-    else:
-        matched, _ = yield from update_each(target, updates)
-        if matched < len(updates):
-            # Some targets do not exist (yet); whoever inserts one must meet this transaction.
-            yield from guard(target.collection, keys)
-    if followed:
-        yield from note_after(target, before, ledger, keys if target.rules.group is not None else None)
+        entered |= {freeze(change.id) for change in changes.of(target) if _may_have_entered(target, change)}
+    yield from _LevelUpdate(target, effects, level).perform(entered, changes)
 
 
-def _change_blindly(
-    effect: _Effect,
-    anew: dict[DerivedRule, list[Any]],
-    unsure: dict[DerivedRule, list[_Effect]],
-    *,
-    is_new: bool,
-) -> bool:
-    """Note what the update of a target that was not read sets, and which rules need more than that.
+def _may_have_entered(target: ModelEntry[Any], change: Change) -> bool:
+    """Whether a document may have become one of the target's in this transaction, and was computed then."""
+    before, after, family = change.before, change.after, target.kinds.family
+    if not isinstance(before, Image) or after is None or target.paths.deletion is not None:
+        return True
+    if before.collection != after.collection:
+        return True
+    kind = family.discriminator if family is not None else "_id"
+    return bool(before.document.get(kind) != after.document.get(kind))
 
-    Returns whether there is an update.
-    """
-    moved: list[DerivedRule] = []
-    for rule in effect.anew:
-        effect.of(rule)
-    for rule, (removed, added) in effect.moves.items():
-        forced = is_new or rule in effect.anew
-        update = RECOMPUTE if forced else rule.aggregate.blind(removed, added)
-        if update is not RECOMPUTE:
-            if not update.values:
-                continue
-            effect.first.update(update.values)
-            effect.second.update(update.following)
-        elif forced or rule.first is not None:
-            anew.setdefault(rule, []).append(effect.key)
+
+class _LevelUpdate:
+    """The updates of one model's targets at one level."""
+
+    def __init__(self, target: ModelEntry[Any], effects: _Effects, level: int) -> None:
+        self.target = target
+        self.effects = effects
+        self.level = level
+        self.updates = {frozen: TargetUpdate(effect.key) for frozen, effect in effects.items()}
+        # The targets whose difference needs what they hold, and those that are recomputed, per rule.
+        self.unread: dict[DerivedRule, list[_Effect]] = {}
+        self.recomputed: dict[DerivedRule, list[Any]] = {}
+
+    def perform(self, entered: set[Any], changes: Changes) -> Plan[None]:
+        changed = [
+            frozen
+            for frozen, effect in self.effects.items()
+            if self._apply_unread(frozen, effect, forced=frozen in entered)
+        ]
+        if not changed:
+            return
+        if self.unread:
+            yield from self._apply_to_stored()
+        for rules, keys in self._recomputations():
+            yield from self._recompute(rules, keys)
+        keys = [self.effects[frozen].key for frozen in changed]
+        makes = self.target.rules.group is not None
+        write = (self._store_groups if makes else self._store)(changed)
+        if is_followed(self.target, self.level):
+            yield from note_writes(self.target, keys, write, changes, makes=makes)
         else:
-            unsure.setdefault(rule, []).append(effect)
-        moved.append(rule)
-    effect.first.update(stamps_of(moved))
-    return bool(moved)
+            yield from write
 
+    # -- values ------------------------------------------------------------------------------------
 
-def _change_stored(
-    target: ModelEntry[Any], unsure: dict[DerivedRule, list[_Effect]], anew: dict[DerivedRule, list[Any]]
-) -> Plan[None]:
-    """Apply differences to what targets hold, or mark these targets in `anew` for a recomputation.
-
-    A recomputation would read all sources of a target; this reads the target.
-    """
-    keys = distinct(effect.key for effects in unsure.values() for effect in effects)
-    paths = [*target.key_projection(), *(path for rule in unsure for path in rule.empty())]
-    shown = dict.fromkeys(outermost(paths), 1)
-    rows = yield from find(target.collection, target.filter_for_keys(keys), shown)
-    stored = {freeze(target.key_of(each)): each for each in rows}
-    for rule, effects in unsure.items():
-        for effect in effects:
-            values = _values_after(rule.aggregate, stored.get(freeze(effect.key)), *effect.of(rule))
-            if values is None:
-                anew.setdefault(rule, []).append(effect.key)
+    def _apply_unread(self, frozen: Any, effect: _Effect, *, forced: bool) -> bool:
+        """Apply the differences that need no read, and note the others. Returns whether anything changes."""
+        update = self.updates[frozen]
+        moved: list[DerivedRule] = []
+        for rule in effect.recomputed:
+            effect.of(rule)
+        for rule, (removed, added) in effect.moves.items():
+            recomputes = forced or rule in effect.recomputed
+            blind = RECOMPUTE if recomputes else rule.aggregate.blind(removed, added)
+            if blind is RECOMPUTE:
+                # A recomputation finds the first sources by an index, which takes no longer than a read.
+                self._note_inexact(rule, effect, recomputes=recomputes or rule.first is not None)
+            elif not blind.values:
+                continue
             else:
-                effect.first.update({path: {"$literal": value} for path, value in values.items()})
+                update.values.update(blind.values)
+                update.following.update(blind.following)
+            moved.append(rule)
+        update.values.update(stamps_of(moved))
+        return bool(moved)
+
+    def _note_inexact(self, rule: DerivedRule, effect: _Effect, *, recomputes: bool) -> None:
+        if recomputes:
+            self.recomputed.setdefault(rule, []).append(effect.key)
+        else:
+            self.unread.setdefault(rule, []).append(effect)
+
+    def _apply_to_stored(self) -> Plan[None]:
+        """Apply differences to what targets hold, or note these targets for a recomputation."""
+        target = self.target
+        keys = distinct(effect.key for effects in self.unread.values() for effect in effects)
+        paths = [*target.key_projection(), *(path for rule in self.unread for path in rule.empty())]
+        shown = dict.fromkeys(outermost(paths), 1)
+        rows = yield from find(target.collection, target.filter_for_keys(keys), shown)
+        stored = {freeze(target.key_of(each)): each for each in rows}
+        for rule, effects in self.unread.items():
+            for effect in effects:
+                frozen = freeze(effect.key)
+                values = _values_after(rule.aggregate, stored.get(frozen), *effect.of(rule))
+                if values is None:
+                    self._note_inexact(rule, effect, recomputes=True)
+                else:
+                    self.updates[frozen].values.update(literals(values))
+
+    def _recomputations(self) -> list[tuple[list[DerivedRule], list[Any]]]:
+        """Return the rules that are recomputed for the same targets together, with these."""
+        groups: dict[tuple[Any, ...], tuple[list[DerivedRule], list[Any]]] = {}
+        for rule, keys in self.recomputed.items():
+            groups.setdefault(tuple(map(freeze, keys)), ([], keys))[0].append(rule)
+        return list(groups.values())
+
+    def _recompute(self, rules: Sequence[DerivedRule], keys: Sequence[Any]) -> Plan[None]:
+        for frozen, values in (yield from aggregate_values(rules, keys)).items():
+            for rule in rules:
+                yield from self._leave_out_unfit(rule, self.effects[frozen], values)
+            self.updates[frozen].values.update(literals(values))
+
+    def _leave_out_unfit(self, rule: DerivedRule, effect: _Effect, values: Values) -> Plan[None]:
+        """Refuse a value that its field could not hold, if this write makes it so.
+
+        Where other writes did, this one is not stopped: the value stays as it was, and is quarantined.
+        """
+        error = rule.aggregate.refuse(values)
+        if error is None:
+            return
+        if rule.aggregate.blames(effect.of(rule)[1]):
+            raise error
+        for path in rule.empty():
+            values.pop(path, None)
+        yield from set_aside(rule.place.label, self.target.collection, effect.key, error)
+
+    # -- storing -----------------------------------------------------------------------------------
+
+    def _store(self, changed: Sequence[Any]) -> Plan[None]:
+        stored = yield from store_derived(self.target, [self.updates[frozen] for frozen in changed])
+        if stored.matched < len(changed):
+            # Some targets do not exist (yet): a concurrent insert of one must conflict with this transaction.
+            yield from guard(self.target.collection, [self.effects[frozen].key for frozen in changed])
+
+    def _store_groups(self, changed: Sequence[Any]) -> Plan[None]:
+        """Make the documents of groups whose first source arrived, and remove those whose last left."""
+        target, group = self.target, self.target.rules.group
+        shrinking = []
+        for frozen in changed:
+            removed, added = map(len, self.effects[frozen].of(group))
+            if removed > added:
+                shrinking.append(self.effects[frozen].key)
+            if self.level == group.level and added > 0:
+                self.updates[frozen].blank = group.blank()
+        stored: Stored = yield from store_derived(target, [self.updates[frozen] for frozen in changed])
+        if stored.made and copies_in(target):
+            yield from self._fill_copies(stored.made)
+        if shrinking:
+            empty = {"$and": [target.filter_for_keys(shrinking), {group.path: {"$lte": 0}}]}
+            yield from delete_many(target.collection, empty)
+
+    def _fill_copies(self, ids: Sequence[Any]) -> Plan[None]:
+        """Fill the copies of documents that were just made."""
+        target = self.target
+        made = yield from find(target.collection, {"_id": {"$in": list(ids)}})
+        pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in made]
+        yield from fill_copies(target, pairs, lenient=True)
+        updates = [
+            TargetUpdate(target.key_of(new), changed_fields(old, new))
+            for old, (_, new) in zip(made, pairs, strict=True)
+        ]
+        yield from store_derived(target, updates)
 
 
 def _values_after(
@@ -307,233 +372,59 @@ def _values_after(
     return values if aggregate.refuse(values) is None else None
 
 
-def _leave_out_unfit(rules: Sequence[DerivedRule], effect: _Effect, values: dict[str, Any]) -> Plan[None]:
-    """Refuse values that their fields could not hold, if this write makes them so.
-
-    Where others did, who writes beside it is not stopped: the value stays as it was, and is set aside.
-    """
-    for rule in rules:
-        error = rule.aggregate.refuse(values)
-        if error is None:
-            continue
-        if rule.aggregate.blames(effect.of(rule)[1]):
-            raise error
-        for path in rule.empty():
-            values.pop(path, None)
-        yield from set_aside(rule.place.label, rule.target.collection, effect.key, error)
+# -- copies -----------------------------------------------------------------------------------------------
 
 
-def _came(target: ModelEntry[Any], change: Change) -> bool:
-    """Whether a document may have become one of the target's in this transaction, and was computed then."""
-    before, after, family = change.before, change.after, target.kinds.family
-    if not isinstance(before, Image) or after is None or target.paths.deletion is not None:
-        return True
-    if before.collection != after.collection:
-        return True
-    kind = family.discriminator if family is not None else "_id"
-    return bool(before.document.get(kind) != after.document.get(kind))
-
-
-def _update_groups(
-    target: ModelEntry[Any], effects: Sequence[_Effect], updates: Sequence[tuple[Any, list[Raw]]], level: int
-) -> Plan[None]:
-    """Update the documents of groups: make those whose first source came, remove those whose last went."""
-    group = target.rules.group
-    operations: list[tuple[Any, list[Raw]]] = []
-    makes: set[int] = set()
-    shrinking = []
-    blank: Raw = {"$set": group.blank()}
-    for effect, (key, pipeline) in zip(effects, updates, strict=True):
-        gone, come = map(len, effect.of(group))
-        if gone > come:
-            shrinking.append(key)
-        if level == group.level and come > 0:
-            makes.add(len(operations))
-            pipeline = [blank, *pipeline]
-        operations.append((key, pipeline))
-    _, new = yield from update_each(target, operations, makes)
-    if new and copies_in(target):
-        yield from fill_new(target, new)
-    if shrinking:
-        yield from delete_many(
-            target.collection, {"$and": [target.filter_for_keys(shrinking), {group.path: {"$lte": 0}}]}
-        )
-
-
-def fill_new(target: ModelEntry[Any], ids: Sequence[Any]) -> Plan[None]:
-    """Fill the cards of documents that were just made."""
-    documents = yield from find(target.collection, {"_id": {"$in": list(ids)}})
-    pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in documents]
-    yield from fill_copies(target, pairs, lenient=True)
-    operations = []
-    for old, (_, new) in zip(documents, pairs, strict=True):
-        if sets := changed_fields(old, new):
-            operations.append(UpdateOne(by_id(old["_id"]), update_pipeline(target, sets, {})))
-    if operations:
-        yield from bulk_write(target.collection, operations, ordered=False)
-
-
-def update_each(
-    target: ModelEntry[Any], updates: Sequence[tuple[Any, list[Raw]]], makes: Collection[int] = ()
-) -> Plan[tuple[int, list[Any]]]:
-    """Update documents by key, each in its own way; how many there were, and the ids of new ones.
-
-    The updates at the positions `makes` make a document where there is none.
-    """
-    try:
-        if len(updates) == 1:
-            # The driver's bulk machinery costs as much as a whole update.
-            ((key, pipeline),) = updates
-            options = {"upsert": True} if makes else NO_OPTIONS
-            one = yield Call(target.collection, "update_one", (target.filter_for_key(key), pipeline), options)
-            return one.matched_count, [] if one.upserted_id is None else [one.upserted_id]
-        operations = [
-            UpdateOne(target.filter_for_key(key), pipeline, upsert=number in makes)
-            for number, (key, pipeline) in enumerate(updates)
-        ]
-        result = yield from bulk_write(target.collection, operations, ordered=False)
-        return result.matched_count, list((result.upserted_ids or {}).values())
-    except OperationFailure as error:
-        # Say which sum would not fit, where the server only says that a number does not.
-        aggregates = [rule.aggregate for rule in aggregates_in(target)]
-        sums = [each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded]
-        if CONVERSION_FAILURE not in codes_of(error) or not sums or derivation(target).formulas:
-            raise
-        raise sums[0].too_large() from error
-
-
-def _together(anew: dict[DerivedRule, list[Any]]) -> list[tuple[list[DerivedRule], list[Any]]]:
-    """Rules that are to be recomputed for the same targets, side by side."""
-    groups: dict[tuple[Any, ...], tuple[list[DerivedRule], list[Any]]] = {}
-    for rule, keys in anew.items():
-        groups.setdefault(tuple(freeze(key) for key in keys), ([], keys))[0].append(rule)
-    return list(groups.values())
-
-
-def feeds_beyond(target: ModelEntry[Any], level: int) -> bool:
-    """Whether anything is fed by what this level maintains in the target."""
-    return derivation(target).last_level > level
-
-
-def read(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
-    """Documents by frozen key, with what others are fed by."""
-    projection = None
-    # A migration may read any field.
-    if entry.effects.followed is not None and not entry.kinds.root.versions.is_versioned:
-        own = entry.rules.group.on.fields if entry.rules.group is not None else []
-        projection = dict.fromkeys(outermost([*entry.effects.followed, *own, "_id"]), 1)
-    rows: list[Raw] = []
-    most = READ_KEYS_MAX
-    for start in range(0, len(keys), most):
-        chunk = keys[start : start + most]
-        rows.extend((yield from find(entry.collection, entry.filter_for_keys(chunk), projection)))
-    return {freeze(entry.key_of(each)): each for each in rows}
-
-
-def note_after(
-    entry: ModelEntry[Any], before: dict[Any, Raw], ledger: Changes, keys: Sequence[Any] | None = None
-) -> Plan[None]:
-    """Read the documents again and note their changes; with `keys`, also those that came or went."""
-    known = [entry.key_of(each) for each in before.values()] if keys is None else keys
-    after = yield from read(entry, known)
-    pairs = [(before.get(frozen), after.get(frozen)) for frozen in {**before, **after}]
-    yield from ledger.add(entry, [pair for pair in pairs if pair[1] is not None or keys is not None])
-
-
-def _forsake(rule: DerivedRule, change: Change, ledger: Changes) -> Plan[None]:
-    """Do as `on_delete` says to what refers to a source by a name that it no longer has."""
+def _follow_key_change(rule: DerivedRule, change: Change, changes: Changes) -> Plan[None]:
+    """Do as `on_delete` says to what refers to a source by an alternate key that it no longer has."""
     before, after = change
-    if not rule.alternate_key or not isinstance(before, Image) or after is None or rule.on_delete == "keep":
+    if not rule.alternate_key or rule.on_delete == "keep" or not isinstance(before, Image) or after is None:
         return
-    old = rule.unique_key(before.document)
-    if (
-        old is None
-        or same(old, rule.unique_key(after.document))
-        or not rule.source.targets.admits(before.document)
-    ):
+    old = rule.unique_key(before.document) if rule.source.targets.admits(before.document) else None
+    if old is None or same(old, rule.unique_key(after.document)):
         return
     if (yield from find(rule.source.collection, rule.sources_of([old]), {"_id": 1}, limit=1)):
-        # Another document has taken the name.
+        # Another document has the key now.
         return
     yield from refuse_key_change([rule], [old])
-    yield from follow_references(rule.source, [rule], [before.document], ledger)
+    yield from follow_references(rule.source, [rule], [before.document], changes)
 
 
-def _copy(rule: DerivedRule, change: Change, ledger: Changes, copies_max: int | None) -> Plan[list[FanOut]]:
+def _copy(rule: DerivedRule, change: Change, changes: Changes, copies_max: int | None) -> Plan[list[FanOut]]:
     """Copy one changed source to the targets that refer to it."""
-    unread = isinstance(change.before, NotRead)
+    # No document can refer to an id that was generated in this call; to an alternate key any may.
+    if rule.alternate_key is None and changes.is_new_id(rule.source, change.id):
+        return []
+    is_unread = isinstance(change.before, NotRead)
     before, after = rule.source.sources.through(
         None if isinstance(change.before, NotRead) else change.before, change.after
     )
-    old, new = rule.contributions(before), rule.contributions(after)
-    if after is None and change.after is not None:
+    old = rule.contributions(before)
+    new: Sequence[Contribution] = rule.contributions(after) if rule.copied.synced else []
+    if after is None and change.after is not None and not rule.copied.keep:
         # It is still stored, as an archived document, say, but its copies are to go.
-        new = [(key, None) for key, _ in old if not rule.copied.keep]
-    elif not rule.copied.synced or (not rule.alternate_key and ledger.is_new_id(rule.source, change.id)):
-        return []
+        new = [(key, None) for key, _ in old]
     if not new or (old and is_unchanged(rule, old, new)):
         return []
     ((key, card),) = new
-    if (not old and not unread) or (old and not same_key(old[0][0], key)):
+    if not (same_key(old[0][0], key) if old else is_unread):
+        # The source is new under this key: a document that refers to it may be inserted concurrently.
         yield from guard(rule.source.collection, [key])
     writes = None if formula_stages(rule.target) else [rule.path]
-    yield from upgrade_matching_upgraded(rule.target, rule.targets_of([key]), ledger, writes)
-    followed = feeds_beyond(rule.target, rule.level)
-    most = copies_max
-    if most is None:
-        limits = rule.target.limits
-        most = min(CHAINED_FAN_OUT_MAX, limits.fan_out_max) if followed else limits.fan_out_max
-    if most != UNBOUNDED:
-        referring = rule.targets_of([key])
-        beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
-        if beyond:
-            return [FanOut(rule, key)]
-    yield from copy_to(rule, key, card, NO_FILTER, ledger)
+    yield from upgrade_matching_upgraded(rule.target, rule.targets_of([key]), changes, writes)
+    if (yield from _exceeds(rule, key, copies_max)):
+        return [FanOut(rule, key)]
+    yield from copy_to(rule, key, card, NO_FILTER, changes)
     return []
 
 
-def copy_source(
-    rule: DerivedRule, source: Raw, ledger: Changes, within: Mapping[str, Any] = NO_FILTER
-) -> Plan[None]:
-    """Set the copies of a source that was just read, within some targets."""
-    if (contribution := (yield from contribution_of(rule, source))) is not None:
-        yield from copy_to(rule, *contribution, within, ledger)
-
-
-def contribution_of(rule: DerivedRule, source: Raw) -> Plan[Contribution | None]:
-    """Return the key of a source that was just read, and what is copied of it; None if it has no key."""
-    (current,) = yield from upgraded_leniently(rule.source, [source])
-    return next(iter(rule.contributions(current)), None)
-
-
-def copy_to(rule: DerivedRule, key: Any, card: Any, within: Mapping[str, Any], ledger: Changes) -> Plan[None]:
-    """Set the copies of a source within some targets."""
-    if not feeds_beyond(rule.target, rule.level):
-        yield from update_copies(rule, key, card, within)
-        return
-    target = rule.target
-    referring = {**within, **rule.targets_of([key]), **differing_copies(rule, card)}
-    rows = yield from find(target.collection, referring, target.key_projection())
-    ids = [each["_id"] for each in rows]
-    if ids:
-        before = yield from read(target, [target.key_of(each) for each in rows])
-        yield from update_copies(rule, key, card, {"_id": {"$in": ids}})
-        yield from note_after(target, before, ledger)
-
-
-def differing_copies(rule: DerivedRule, card: Any) -> Raw:
-    """Return the condition for targets whose copies differ from their source; empty for all of them."""
-    # Formulas are computed with the copy, and may differ though it does not.
-    return {} if formula_stages(rule.target) else rule.copied.differing(card)
-
-
-def update_copies(rule: DerivedRule, key: Any, card: Any, within: Mapping[str, Any]) -> Plan[None]:
-    """Set all copies of a source within some targets, and evaluate the formulas there."""
-    target = rule.target
-    condition = {**within, **rule.targets_of([key]), **differing_copies(rule, card)}
-    formulas = formula_stages(target)
-    update, filters = rule.copied.update(key, card, formulas)
-    options = {} if filters is None else {"array_filters": filters}
-    yield from update_many(target.collection, condition, update, **options)
-    if formulas and filters is not None:
-        yield from update_many(target.collection, condition, formulas)
+def _exceeds(rule: DerivedRule, key: Any, copies_max: int | None) -> Plan[bool]:
+    """Whether a source has more copies than are made in its transaction."""
+    if copies_max is None:
+        copies_max = rule.target.limits.fan_out_max
+        if is_followed(rule.target, rule.level):
+            copies_max = min(CHAINED_FAN_OUT_MAX, copies_max)
+    if copies_max == UNBOUNDED:
+        return False
+    chosen = rule.targets_of([key])
+    return bool((yield from find(rule.target.collection, chosen, {"_id": 1}, skip=copies_max, limit=1)))

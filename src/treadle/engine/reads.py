@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from treadle.engine import crud
-from treadle.engine.alternate_keys import READ_KEYS_MAX
 from treadle.engine.documents import translated
+from treadle.engine.target_updates import READ_KEYS_MAX
 from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card

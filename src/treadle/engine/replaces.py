@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+from treadle.engine.aggregation import fill_aggregates
 from treadle.engine.deletes import check_restrictions, follow_references, require_soft_delete, restricting
 from treadle.engine.documents import (
     Hooks,
     as_stored,
     as_written,
     dump,
-    gather,
     gone,
     hooks_of,
     not_written,
@@ -227,7 +227,7 @@ class ChangeKind(Replace[D]):
         gathered = derivation(self.was).aggregates
         entered = [rule for rule in derivation(self.entry).aggregates if rule not in gathered]
         if entered:
-            yield from gather(self.entry, [after], entered)
+            yield from fill_aggregates(self.entry, entered, [after])
 
     def apply(self, changes: Changes) -> Plan[Raw]:
         after = yield from super().apply(changes)
@@ -258,7 +258,7 @@ class Restore(Write[D | None]):
         after = copy.deepcopy(before)
         put(after, self._path, None)
         if derived.aggregates:
-            yield from gather(entry, [after], derived.aggregates)
+            yield from fill_aggregates(entry, derived.aggregates, [after])
         if derived.fills:
             yield from fill_own(entry, [(before, after)])
         hooks = hooks_of(entry, Batch([(before, after)]))

@@ -25,11 +25,12 @@ from typing import Any, TypeVar
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import fan_outs
+from treadle.engine.copies import copy_source
+from treadle.engine.derive import DerivedValues
 from treadle.engine.index_check import IndexCheck
 from treadle.engine.pages import by_ids
-from treadle.engine.propagate import UNBOUNDED, FanOut, copy_source, propagate, record
-from treadle.engine.recompute import Recomputation
-from treadle.engine.rewrite import rewrite
+from treadle.engine.propagate import UNBOUNDED, FanOut, propagate, record
+from treadle.engine.recompute import recompute
 from treadle.engine.salvage import Contended, attempting, salvage
 from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
 from treadle.errors import PartlyDone, TreadleError, UsageError
@@ -133,9 +134,8 @@ class WritePath:
                         yield from copy_source(rule, source, changes)
 
         try:
-            server = yield from self._capabilities()
-            yield from repair(self.graph, server, entry, ids)
-            yield from commit_changes(self.graph, server, copy)
+            yield from repair(self.graph, entry, ids)
+            yield from commit_changes(self.graph, copy)
             return (yield from _read_again(entry, outcome)) if shown else outcome
         except Exception as error:
             # The write is committed; it must not seem to have failed.
@@ -182,7 +182,7 @@ class WritePath:
             (write,) = writes
             changes = Changes(whole=True, joined=True)
             outcome = yield from write.apply(changes)
-            yield from propagate(self.graph, server, changes, copies_max=UNBOUNDED)
+            yield from propagate(self.graph, changes, copies_max=UNBOUNDED)
             return (yield from _final([write], [outcome]))
         if not server.transactions:
             return (yield from _one_by_one(writes))
@@ -202,7 +202,7 @@ class WritePath:
         """Carry out the fan-outs of a commit; those that fail are left to recovery."""
         for fan_out, intent in pending:
             try:
-                yield from fan_outs.finish(self.graph, server, fan_out, intent)
+                yield from fan_outs.finish(self.graph, fan_out, intent)
             except Exception as error:
                 # The writes are committed and the intent with them; they must not seem to have failed.
                 label = fan_out.rule.place.label
@@ -225,7 +225,6 @@ class WritePath:
         """Finish what a crash interrupted, in any process. Returns the number of such things."""
         if not self.graph.derives:
             return 0
-        server = yield from server_facts()
         done = 0
         self.unfinished = False
         try:
@@ -233,7 +232,7 @@ class WritePath:
                 recovering = rule.run_due(Due("recover"))
                 label, collection = rule.place.label, rule.target.collection
                 done += (yield from around(label, collection, None, recovering)) or 0
-            return done + (yield from fan_outs.recover(self.graph, server))
+            return done + (yield from fan_outs.recover(self.graph))
         except BaseException:
             self.unfinished = True
             raise
@@ -273,7 +272,7 @@ class _Attempt:
                 # Each is a write of its own, though they share a commit.
                 yield from record(changes, [*graph.spreading, *graph.recording])
         self.is_applied = True
-        later = yield from propagate(graph, self._server, changes, copies_max=copies_max)
+        later = yield from propagate(graph, changes, copies_max=copies_max)
         intents = (yield from fan_outs.record(later)) if later else []
         return (yield from _final(self._writes, outcomes)), list(zip(later, intents, strict=True))
 
@@ -352,42 +351,38 @@ def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:
 # -- commits without a Store's call ----------------------------------------------------------------
 
 
-def commit_changes(graph: Graph, server: Capabilities, body: Callable[[Changes], Plan[R]]) -> Plan[R]:
+def commit_changes(graph: Graph, body: Callable[[Changes], Plan[R]]) -> Plan[R]:
     """Run a body that writes documents and adds their changes, propagate these, and commit."""
 
     def attempt() -> Plan[R]:
         changes = Changes(whole=True)
         outcome = yield from body(changes)
-        yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
+        yield from propagate(graph, changes, copies_max=UNBOUNDED)
         return outcome
 
     return (yield from transact(attempt))
 
 
 def repair(
-    graph: Graph,
-    server: Capabilities,
-    entry: ModelEntry[Any],
-    ids: Sequence[Any],
-    without: frozenset[Rule] = frozenset(),
+    graph: Graph, entry: ModelEntry[Any], ids: Sequence[Any], without: frozenset[Rule] = frozenset()
 ) -> Plan[list[Any]]:
     """Recompute what these documents derive, and propagate it; returns the ids of those that changed.
 
     `without` some rules, whose values stay as they are.
     """
-    recomputation = Recomputation.of(entry, None, without)
+    chosen = DerivedValues.of(entry, None, without)
 
     def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
         def hold() -> Plan[None]:
             held = {**entry.filter_for_keys(some), **entry.targets.exact.filter()}
             yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
 
-        def recompute() -> Plan[list[Any]]:
+        def body() -> Plan[list[Any]]:
             changes = Changes()
-            changed = yield from rewrite(server, recomputation, some, changes, exact=True)
-            yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
+            changed = yield from recompute(chosen, some, changes, exact=True)
+            yield from propagate(graph, changes, copies_max=UNBOUNDED)
             return changed
 
-        return (yield from transact(attempting(recompute, hold, len(some))))
+        return (yield from transact(attempting(body, hold, len(some))))
 
     return (yield from salvage(entry.model.__name__, entry.collection, ids, attempt))

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.engine import fan_outs
+from treadle.engine.copies import copy_source
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.propagate import UNBOUNDED, FanOut, copy_source, propagate
-from treadle.engine.recompute import Recomputation
-from treadle.engine.rewrite import rewrite
+from treadle.engine.derive import DerivedValues
+from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
+from treadle.engine.recompute import recompute
 from treadle.engine.salvage import attempting, divide, divides, salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule
@@ -62,23 +63,23 @@ def apply(
 class Targets:
     """Documents of one model whose own values are dirty."""
 
-    recomputation: Recomputation
+    chosen: DerivedValues
     items: Sequence[Mark]
 
     def __len__(self) -> int:
         return len(self.items)
 
     def part(self, items: Sequence[Any]) -> Targets:
-        return Targets(self.recomputation, items)
+        return Targets(self.chosen, items)
 
     def hold(self) -> Plan[None]:
         """Write these documents before their sources are read, so that other writers wait meanwhile."""
-        entry = self.recomputation.entry
+        entry = self.chosen.entry
         sourced = [mark.key for mark in self.items if mark.sourced]
         if sourced:
             yield from update_many(entry.collection, entry.filter_for_keys(sourced), {"$inc": {REVISION: 1}})
 
-    def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
+    def bring_right(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
         """Recompute the stream-maintained values of these documents.
 
         One whose sources changed is really written even if its value stays: a
@@ -86,23 +87,22 @@ class Targets:
         itself is written if something is wrong, so that the worker does not
         follow its own writes for ever.
         """
-        keys, recomputation = [mark.key for mark in self.items], self.recomputation
+        keys, chosen = [mark.key for mark in self.items], self.chosen
         marks = {mark.frozen: mark for mark in self.items}
         # One that an event's key names in another numeric type is forced: nothing more is known of it.
         unforced = {frozen for frozen, mark in marks.items() if not mark.sourced}
-        keeping = [rule for rule in recomputation.copies if rule.copied.snapshots]
+        keeping = [rule for rule in chosen.copies if rule.copied.snapshots]
 
         def recall(document: Raw) -> Raw:
             """A document with the values of a moment that are each reference's own."""
-            mark = marks.get(freeze(recomputation.entry.key_of(document)), Mark(None))
+            mark = marks.get(freeze(chosen.entry.key_of(document)), Mark(None))
             before = copy.deepcopy(document)
             for rule in keeping:
                 rule.copied.recall(before, mark.cards, mark.renewed)
             return before
 
-        yield from rewrite(
-            server,
-            recomputation,
+        yield from recompute(
+            chosen,
             keys,
             ledger,
             recall=recall if keeping else None,
@@ -129,7 +129,7 @@ class Copies:
         """Copies are written as soon as their source is read."""
         yield from ()
 
-    def bring_right(self, server: Capabilities, ledger: Changes, counted: Counted | None) -> Plan[None]:
+    def bring_right(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
         rule = self.rule
         sources: list[Raw] = []
         for collection in rule.source.sources.collections:
@@ -174,8 +174,8 @@ class _Application:
         units: list[Unit] = []
         # Targets before copies: a card that was another reference's must not first be made half new.
         for entry, marks in self.dirty.targets().items():
-            recomputation = Recomputation.of(entry, "stream", self.without)
-            units += [Targets(recomputation, some) for some in chunks(marks, WORKER_TARGETS_MAX)]
+            chosen = DerivedValues.of(entry, "stream", self.without)
+            units += [Targets(chosen, some) for some in chunks(marks, WORKER_TARGETS_MAX)]
         for rule, changed in self.dirty.copies.items():
             few = []
             for key in distinct(changed) if rule.copied.synced else ():
@@ -212,9 +212,9 @@ class _Application:
         def attempt() -> Plan[None]:
             ledger = Changes()
             for unit, totals in zip(units, counted, strict=True):
-                yield from unit.bring_right(self.server, ledger, totals)
+                yield from unit.bring_right(ledger, totals)
             if ledger:
-                yield from propagate(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+                yield from propagate(self.graph, ledger, copies_max=UNBOUNDED)
             yield from end()
 
         def hold() -> Plan[None]:
@@ -228,9 +228,9 @@ class _Application:
 
     def _counted(self, unit: Unit) -> Counted | None:
         """The totals that a unit goes by."""
-        if self.totals is None or isinstance(unit, Copies) or not countable(unit.recomputation.entry):
+        if self.totals is None or isinstance(unit, Copies) or not countable(unit.chosen.entry):
             return None
-        return Counted(self.totals, unit.recomputation.entry, unit.items)
+        return Counted(self.totals, unit.chosen.entry, unit.items)
 
     def _in_pieces(self, unit: Unit, reason: Exception) -> Plan[None]:
         def attempt(items: Sequence[Any]) -> Plan[list[None]]:
@@ -243,7 +243,7 @@ class _Application:
                 # One of the copies cannot be written: all but that one.
                 yield from self._copy_widely(unit.rule, item)
             else:
-                entry = unit.recomputation.entry
+                entry = unit.chosen.entry
                 yield from set_aside(entry.model.__name__, entry.collection, item.key, error)
             return []
 
@@ -251,7 +251,7 @@ class _Application:
 
     def _copy_widely(self, rule: DerivedRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
-        yield from fan_outs.finish(self.graph, self.server, FanOut(rule, key), {"after": None, "n": -1})
+        yield from fan_outs.finish(self.graph, FanOut(rule, key), {"after": None, "n": -1})
 
     # -- deleted sources ---------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class _Application:
             yield from delete_documents(rule.target, referring, ledger)
         elif referring:
             yield from detach(rule, referring, [key], ledger)
-        yield from propagate(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+        yield from propagate(self.graph, ledger, copies_max=UNBOUNDED)
         yield from self.fence()
 
 

@@ -122,8 +122,8 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, projection)
         dirty.sources.setdefault(rule, []).extend(documents)
     for rule, states in dirty.sources.items():
-        keys = yield from keys_of_sources([rule], states)
-        for key in (yield from target_keys(rule, keys[rule])):
+        keys = yield from keys_of_sources(rule, states)
+        for key in (yield from target_keys(rule, keys)):
             dirty.mark_fed(rule, key)
     for rule, events in dirty.inserted.items():
         _mark_arrivals(rule, events, dirty)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from treadle.engine import write_path
+from treadle.engine.derive import DerivedValues
 from treadle.engine.groups import differing, keys_found
 from treadle.engine.index_check import require_unique_indexes
-from treadle.engine.recompute import Recomputation
 from treadle.engine.salvage import salvage
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
@@ -126,7 +126,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report:
 
 def _page(entry: ModelEntry[Any]) -> int:
     """Documents at a time; fewer where they are recomputed in one commit."""
-    return entry.limits.rebuild_page if Recomputation.of(entry).rules else entry.limits.verify_page
+    return entry.limits.rebuild_page if DerivedValues.of(entry).rules else entry.limits.verify_page
 
 
 def repair(
@@ -208,6 +208,6 @@ def mend(
         for rule in entry.rules.implementing("repair"):
             if rule not in without:
                 changed += yield from salvage(rule.place.label, rule.target.collection, some, rule.repair)
-        if Recomputation.of(entry, None, without).rules:
-            changed += yield from write_path.repair(graph, server, entry, some, without)
+        if DerivedValues.of(entry, None, without).rules:
+            changed += yield from write_path.repair(graph, entry, some, without)
     return distinct(changed)

@@ -114,9 +114,10 @@ def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: A
             if not (rule.copied.synced and rule.source.targets.admits(document)):
                 continue
             fan_out = FanOut(rule, rule.unique_key(document))
-            yield from finish(graph, server, fan_out, {"after": None, "n": -1})
-        for gather, keys in (yield from keys_of_sources(aggregates_of(entry), [document])).items():
-            yield from _mend(graph, server, gather.target, (yield from target_keys(gather, distinct(keys))))
+            yield from finish(graph, fan_out, {"after": None, "n": -1})
+        for rule in aggregates_of(entry):
+            keys = yield from keys_of_sources(rule, [document])
+            yield from _mend(graph, server, rule.target, (yield from target_keys(rule, keys)))
 
 
 def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:

@@ -21,12 +21,12 @@ from uuid import UUID
 from bson import Int64, ObjectId
 from pymongo.errors import OperationFailure
 
-from treadle.engine.recompute import Fold, Recomputation, Values, recompute
+from treadle.engine.aggregation import Fold, Values, aggregate_values
+from treadle.engine.derive import DerivedValues
 from treadle.graph.aggregate import RECOMPUTE, SourceCount, State
 from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
-from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
@@ -72,7 +72,7 @@ class Totals:
 
 def countable(entry: ModelEntry[Any]) -> list[DerivedRule]:
     """The rules of a model that totals serve: all that gather, from one source by one key; else none."""
-    rules = Recomputation.of(entry, "stream").aggregates
+    rules = DerivedValues.of(entry, "stream").aggregates
     if not rules or entry.rules.group is not None:
         return []
     return (
@@ -110,9 +110,7 @@ class Counted:
                 self._written[mark.frozen] = self._fold.finish(total.states)
                 self._known[mark.frozen] = added
 
-    def gather(
-        self, keys: Sequence[Any], server: Capabilities, frozen: Sequence[Any], documents: Sequence[Raw]
-    ) -> Plan[Values]:
+    def gather(self, keys: Sequence[Any], frozen: Sequence[Any], documents: Sequence[Raw]) -> Plan[Values]:
         """The values of targets, from their totals where these are known."""
         self._new = {}
         unknown = []
@@ -133,7 +131,7 @@ class Counted:
         left = [number for number in unknown if frozen[number] not in values]
         if left:
             rest = [[each[number] for number in left] for each in (keys, frozen, documents)]
-            values |= yield from recompute(self._rules, rest[0], server, rest[1], rest[2])
+            values |= yield from aggregate_values(self._rules, *rest)
         return values
 
     def _stored_count(self, document: Raw) -> int:

@@ -13,10 +13,10 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+from treadle.engine.derive import DerivedValues, derive
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
 from treadle.engine.pages import projection_of
-from treadle.engine.recompute import Recomputation
 from treadle.engine.salvage import salvage
 from treadle.graph.derived import DerivedRule
 from treadle.graph.graph import Graph
@@ -90,7 +90,7 @@ def own(entry: ModelEntry[Any], method: str) -> list[Rule]:
 def examined(entry: ModelEntry[Any]) -> bool:
     """Whether the documents of a model are looked at page by page."""
     by_rules = any(rule.page_projection is not None for rule in entry.rules.implementing("verify"))
-    return by_rules or bool(Recomputation.of(entry).rules)
+    return by_rules or bool(DerivedValues.of(entry).rules)
 
 
 def _verify_pages(
@@ -143,7 +143,7 @@ def examine_each(
     """The findings in these documents; one that cannot be examined is set aside, and is a finding itself."""
 
     def attempt(some: Sequence[Raw]) -> Plan[list[Finding]]:
-        return examine(server, entry, some)
+        return examine(entry, some)
 
     def lost(document: Raw, error: Exception) -> list[Finding]:
         return [_not_examined(entry, document["_id"], message_of(error))]
@@ -165,7 +165,7 @@ def _verify_groups(
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
-        return server.transact(partial(examine_groups, server, entry, some))
+        return server.transact(partial(examine_groups, entry, some))
 
     def lost(key: Any, error: Exception) -> list[Finding]:
         return [_not_examined(entry, tuple(key), message_of(error))]
@@ -185,7 +185,7 @@ def _look_again(
     def look(some: Sequence[Any]) -> Plan[list[Finding]]:
         chosen = {"_id": {"$in": list(some)}}
         images = yield from entry.targets.exact.find(chosen, projection=projection_of(entry))
-        return (yield from examine(server, entry, [image.document for image in images]))
+        return (yield from examine(entry, [image.document for image in images]))
 
     def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
         return server.transact(partial(look, some))
@@ -234,31 +234,29 @@ def _same_finding(one: Finding, other: Finding) -> bool:
     return where and same(one.stored, other.stored) and same(one.expected, other.expected)
 
 
-def examine(server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
+def examine(entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these current documents."""
     findings: list[Finding] = []
     for rule in entry.rules.implementing("verify"):
         findings += yield from rule.verify(documents)
-    recomputation = Recomputation.of(entry)
-    expected = yield from recomputation.expected(server, documents)
-    group, is_correct = entry.rules.group, recomputation.is_correct
-    for document, right in zip(documents, expected, strict=True):
-        if group is not None and not value_at(right, group.path):
+    chosen, group = DerivedValues.of(entry), entry.rules.group
+    for document, derived in zip(documents, (yield from derive(chosen, documents)), strict=True):
+        if group is not None and not value_at(derived, group.path):
             findings.append(orphan(entry, document))
-        elif not is_correct(document, right):
-            findings += _compare(recomputation, document, right)
+        elif not chosen.is_correct(document, derived):
+            findings += _compare(chosen, document, derived)
     return findings
 
 
-def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterator[Finding]:
+def _compare(chosen: DerivedValues, document: Raw, derived: Raw) -> Iterator[Finding]:
     """What of a document is not as it should be."""
-    entry = recomputation.entry
-    for rule in recomputation.rules:
+    entry = chosen.entry
+    for rule in chosen.rules:
         aggregate = rule.aggregate if isinstance(rule, DerivedRule) and not rule.is_copy else None
         pattern = (
             rule.pattern if aggregate is None or entry.rules.group is None else entry.rules.group.pattern
         )
-        for (path, stored), (_, should) in zip(_values(rule, document), _values(rule, right), strict=True):
+        for (path, stored), (_, should) in zip(_values(rule, document), _values(rule, derived), strict=True):
             # What the field cannot hold cannot be stored, so that no stored value is correct.
             refused = aggregate is not None and aggregate.refuse({path: should}) is not None
             if refused or not same(stored, should):

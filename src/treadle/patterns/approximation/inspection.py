@@ -86,7 +86,7 @@ def mend(graph: Graph, server: Capabilities, rule: CounterFields, keys: Sequence
         moved: dict[Any, Any] = {}
 
         def commit(write: Drain) -> Plan[Any]:
-            return commit_changes(graph, server, write.apply)
+            return commit_changes(graph, write.apply)
 
         def note(sums: Sums, unknown: Sums) -> None:
             moved.update(sums)

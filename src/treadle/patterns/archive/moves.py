@@ -13,10 +13,10 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.engine.derive import DerivedValues
 from treadle.engine.documents import as_written, translated
 from treadle.engine.pipelines import formula_stages
-from treadle.engine.recompute import Recomputation
-from treadle.engine.rewrite import rewrite
+from treadle.engine.recompute import recompute
 from treadle.engine.salvage import salvage
 from treadle.engine.write_path import commit_changes
 from treadle.errors import UsageError
@@ -37,7 +37,6 @@ from treadle.plan import (
     find_one_and_delete,
     insert_many,
     insert_one,
-    server_facts,
     transact,
     update_many,
 )
@@ -61,7 +60,6 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
     if dry_run:
         return (yield from count_documents(entry.collection, condition))
     total = (yield from count_documents(entry.collection, condition)) if report else 0
-    server = yield from server_facts()
     most = entry.limits.archive_chunk
     if isinstance(report, Pace):
         most = report.sized(most)
@@ -71,7 +69,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
     def attempt(keys: Any) -> Plan[list[int]]:
         chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
         body = partial(_move, rule, chosen)
-        return [(yield from commit_changes(rule.graph, server, body))]
+        return [(yield from commit_changes(rule.graph, body))]
 
     def leave(key: Any, error: Exception) -> list[int]:
         stuck.append(key)
@@ -175,7 +173,7 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
 
 
 def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
-    entry, server = rule.target, (yield from server_facts())
+    entry = rule.target
 
     def body(changes: Changes) -> Plan[Raw | None]:
         raw = yield from find_one_and_delete(rule.into, chosen)
@@ -188,10 +186,10 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
     def arrive(raw: Raw, changes: Changes) -> Plan[Raw | None]:
         key, exact = raw["_id"], entry.kinds.of(raw)
         yield from changes.add(entry, [(raw, raw)], before_in=rule.into)
-        recomputation = Recomputation.of(exact)
-        if recomputation.rules:
+        derived = DerivedValues.of(exact)
+        if derived.rules:
             # While it was away nobody kept what it derives from others.
-            yield from rewrite(server, recomputation, [key], changes, exact=True)
+            yield from recompute(derived, [key], changes, exact=True)
         return (yield from find_one(entry.collection, by_id(key)))
 
-    return (yield from commit_changes(rule.graph, server, body))
+    return (yield from commit_changes(rule.graph, body))

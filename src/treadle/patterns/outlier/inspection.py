@@ -134,7 +134,7 @@ def mend(graph: Graph, server: Capabilities, rule: OutlierFields, keys: Sequence
 def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
     try:
-        return bool((yield from commit_changes(graph, server, work.apply)))
+        return bool((yield from commit_changes(graph, work.apply)))
     except DataError as error:
         if error.code not in ("migration-failed", "version-unknown"):
             raise

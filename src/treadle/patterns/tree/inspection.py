@@ -290,5 +290,5 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
             tree.collection, tree.living({"_id": {"$in": renamed}}), {"$set": {tree.roles["path"]: ""}}
         )
     yield from rewrite(tree, updates, changes)
-    yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
+    yield from propagate(graph, changes, copies_max=UNBOUNDED)
     return [key for key, _ in updates]

@@ -9,7 +9,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.engine.pipelines import derivation, update_pipeline
-from treadle.engine.propagate import update_each
+from treadle.engine.target_updates import TargetUpdate, store_derived
 from treadle.engine.updates import follow_own
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
@@ -29,9 +29,9 @@ NO_INDEXES: Mapping[Any, int] = {}
 def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], changes: Changes) -> Plan[None]:
     """Set fields of nodes to expressions, each in its own way, and note the changes."""
     if updates:
-        each = [(key, update_pipeline(tree.entry, sets, {})) for key, sets in updates]
         chosen = {"_id": {"$in": [key for key, _ in updates]}}
-        yield from _update(tree, chosen, update_each(tree.entry, each), changes)
+        each = [TargetUpdate(key, sets) for key, sets in updates]
+        yield from _update(tree, chosen, store_derived(tree.entry, each), changes)
 
 
 def rewrite_all(tree: Tree, chosen: Raw, sets: Raw, changes: Changes) -> Plan[None]:

@@ -59,7 +59,7 @@ def chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pace: Pace
         return True
     changes = Changes()
     step = yield from STEPS[work["kind"]](tree, work, pace, changes)
-    yield from propagate(graph, server, changes, copies_max=UNBOUNDED)
+    yield from propagate(graph, changes, copies_max=UNBOUNDED)
     if step.ended:
         yield from state.end(tree, token, step.done)
     else:

@@ -1,4 +1,7 @@
-"""The worker and repair store what a document derives, rule by rule."""
+"""The worker and repair store what a document derives, rule by rule.
+
+Covers: engine/derive
+"""
 
 from __future__ import annotations
 

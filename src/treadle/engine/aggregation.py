@@ -1,0 +1,223 @@
+"""The values of aggregates from scratch: what every difference must equal.
+
+Rules that agree in their sources share one `$group` (`Fold`). The first
+sources in an order are found by an index instead, in memory bounded per
+target: one by one, or in one command for many targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from treadle.engine.alternate_keys import guard_arrivals
+from treadle.graph.aggregate import ENTRY, State
+from treadle.graph.derived import DerivedRule, source_paths
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.scope import ROWS, beside
+from treadle.plan import Plan, Raw, find, server_facts
+from treadle.query.keys import KEY, distinct, freeze, freeze_all
+from treadle.query.paths import put
+
+# The values of targets, by frozen key and path.
+Values: TypeAlias = dict[Any, dict[str, Any]]
+
+
+def aggregate_values(
+    rules: Iterable[DerivedRule],
+    keys: Sequence[Any],
+    frozen: Sequence[Any] | None = None,
+    documents: Sequence[Raw] | None = None,
+) -> Plan[Values]:
+    """Compute the values of some targets, by path, from their sources. Returns them by frozen key.
+
+    `frozen` are the keys as they are frozen, and `documents` the targets,
+    where the caller has them.
+    """
+    values: Values = {key: {} for key in (freeze_all(keys) if frozen is None else frozen)}
+    if not values:
+        return values
+    by_key: list[DerivedRule] = []
+    by_alternate_key: dict[str, list[DerivedRule]] = {}
+    for rule in rules:
+        path = rule.alternate_key
+        (by_key if path is None else by_alternate_key.setdefault(path, [])).append(rule)
+    yield from _add_values(by_key, keys, values)
+    for own in by_alternate_key.values():
+        if documents is None:
+            collection = own[0].target.collection
+            documents = yield from find(
+                collection, {"_id": {"$in": list(keys)}}, dict.fromkeys(by_alternate_key, 1)
+            )
+        yield from _add_by_alternate_key(own, documents, values)
+    return values
+
+
+def fill_aggregates(
+    entry: ModelEntry[Any], rules: Sequence[DerivedRule], documents: Sequence[Raw]
+) -> Plan[None]:
+    """Compute the values of targets that become visible after their sources, into the documents.
+
+    Bumps their guards, so that a write of a source that finds them missing
+    conflicts. Refuses values that their fields cannot hold.
+    """
+    yield from guard_arrivals(entry, rules, documents)
+    values = yield from aggregate_values(rules, [each["_id"] for each in documents], documents=documents)
+    for document in documents:
+        own = values[freeze(document["_id"])]
+        refuse_unfit(rules, own)
+        for path, value in own.items():
+            put(document, path, value)
+
+
+def refuse_unfit(rules: Sequence[DerivedRule], values: Raw) -> None:
+    """Refuse values that their fields cannot hold."""
+    for rule in rules:
+        if (error := rule.aggregate.refuse(values)) is not None:
+            raise error
+
+
+def _add_by_alternate_key(
+    rules: Sequence[DerivedRule], documents: Sequence[Raw], values: Values
+) -> Plan[None]:
+    """Add the values of targets to which sources refer by an alternate key."""
+    rule = rules[0]
+    own_keys = {freeze(each["_id"]): rule.unique_key(each) for each in documents}
+    wanted = distinct(key for key in own_keys.values() if key is not None)
+    by_own_key: Values = {freeze(key): {} for key in wanted}
+    yield from _add_values(rules, wanted, by_own_key)
+    empty = {path: value for each in rules for path, value in each.empty().items()}
+    for key, parts in values.items():
+        own = own_keys.get(key)
+        parts.update(empty if own is None else by_own_key[freeze(own)])
+
+
+def _add_values(rules: Sequence[DerivedRule], keys: Sequence[Any], values: Values) -> Plan[None]:
+    """Add the values of targets, given the keys that their sources hold."""
+    if not keys:
+        return
+    folds: dict[Any, list[DerivedRule]] = {}
+    for rule in rules:
+        if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
+            folds.setdefault(rule.group_key, []).append(rule)
+            continue
+        for key, state in (yield from _rank(rule, rule.first, keys)).items():
+            values[key].update(rule.aggregate.finish(state))
+    for together in folds.values():
+        fold = Fold(together)
+        states = fold.by_key((yield from _sources(together, keys, fold.stages(keys))))
+        for key, parts in values.items():
+            parts.update(fold.finish(states.get(key)))
+
+
+def _sources(rules: Sequence[DerivedRule], keys: Sequence[Any], stages: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Aggregate over all sources of some targets, for rules that agree in their sources."""
+    rule = rules[0]
+    own = beside(rule.match.condition(keys), rule.condition)
+    return rule.source.sources.group(own, stages, reads=source_paths(rules), keep=_contributing(rule, keys))
+
+
+def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
+    """Return which sources may contribute to some targets, where Python can tell."""
+    if not rule.match.is_local:
+        return None
+    wanted = {freeze(key) for key in keys}
+    return lambda source: not wanted.isdisjoint(rule.match.of(source))
+
+
+class Fold:
+    """Rules with the same contributions, whose states one `$group` computes."""
+
+    def __init__(self, rules: Sequence[DerivedRule]) -> None:
+        self._rules = rules
+        self._columns = [
+            (rule.aggregate, {name: f"{name}{number}" for name in rule.aggregate.accumulators()})
+            for number, rule in enumerate(rules)
+        ]
+        self._accumulators = {
+            columns[name]: accumulator.expression
+            for value, columns in self._columns
+            for name, accumulator in value.accumulators().items()
+        }
+
+    def stages(self, keys: Sequence[Any]) -> list[Raw]:
+        """Return the stages that give one row per target, of sources that may contribute."""
+        rule = self._rules[0]
+        *stages, last = rule.match.stages(keys, rule.unit)
+        if list(last.get("$set", ())) == [KEY]:
+            # A key that is grouped by at once takes a fifth less than one that is first set.
+            return [*stages, {"$group": {"_id": last["$set"][KEY], **self._accumulators}}]
+        return [*stages, last, {"$group": {"_id": f"${KEY}", **self._accumulators}}]
+
+    def by_key(self, rows: Iterable[Raw]) -> dict[Any, list[State]]:
+        """Return the states of each target, one per rule, from the rows of all parts."""
+        states: dict[Any, list[State]] = {}
+        for row in rows:
+            key = freeze(row["_id"])
+            own: list[State] = [
+                {name: row[column] for name, column in columns.items()} for _, columns in self._columns
+            ]
+            if key in states:
+                pairs = zip(self._columns, states[key], own, strict=True)
+                own = [value.merge([one, other]) for (value, _), one, other in pairs]
+            states[key] = own
+        return states
+
+    def finish(self, states: Sequence[State] | None) -> dict[str, Any]:
+        """Return the values of one target by path; `states` is None where it has no sources."""
+        values: dict[str, Any] = {}
+        for number, (value, _) in enumerate(self._columns):
+            values.update(value.finish(value.empty() if states is None else states[number]))
+        return values
+
+
+def _rank(rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
+    """Find the first sources of each target by an index, in memory bounded per target."""
+    if len(keys) > 1 and (yield from _may_look_up(rule)):
+        return (yield from _look_up(rule, first, keys))
+    scope = rule.source.sources
+    is_divided = scope.archive is not None or scope.versions.may_change
+    states: dict[Any, State] = {}
+    for key in keys:
+        stages = [*first]
+        if rule.unit:
+            stages = [*rule.match.stages([key], rule.unit), {"$match": {KEY: {"$eq": key}}}, *first]
+        rows = yield from _sources([rule], [key], stages)
+        state = rule.aggregate.of_first([row.get(ENTRY) for row in rows])
+        states[freeze(key)] = rule.aggregate.merge([state]) if is_divided else state
+    return states
+
+
+def _may_look_up(rule: DerivedRule) -> Plan[bool]:
+    """Return whether a `$lookup` finds the sources of a target; in a transaction it may not meet shards."""
+    ends = (rule.source, rule.target)
+    if rule.unit or any(each.model.__treadle__.shard_key for each in ends):
+        return False
+    return not (yield from server_facts()).sharded
+
+
+def _look_up(rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
+    """Find the first sources of many targets in one command for each part of the sources."""
+    ranked = rule.aggregate
+    # Of outdated sources, which are few at a time, all contributions.
+    grouped: Raw = {"$group": {"_id": f"${KEY}", ENTRY: {"$push": ranked.expression()}}}
+    rows = yield from rule.source.sources.lookup(
+        keys,
+        rule.match.path,
+        rule.condition,
+        first,
+        [*rule.match.stages(keys), grouped],
+        reads=rule.source_paths,
+        keep=_contributing(rule, keys),
+    )
+    states = {freeze(key): ranked.empty() for key in keys}
+    parts: dict[Any, list[State]] = {}
+    for row in rows:
+        if ROWS in row:
+            key, state = row[KEY], ranked.of_first([each.get(ENTRY) for each in row[ROWS]])
+        else:
+            key, state = row["_id"], ranked.state_of(row[ENTRY])
+        parts.setdefault(freeze(key), []).append(state)
+    for key in states:
+        states[key] = parts[key][0] if len(parts[key]) == 1 else ranked.merge(parts[key])
+    return states

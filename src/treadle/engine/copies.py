@@ -1,0 +1,61 @@
+"""Updating the copies of a source, in the transaction that changed it or after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treadle.engine.contributions import Contribution
+from treadle.engine.pipelines import formula_stages
+from treadle.engine.target_updates import is_followed, note_writes
+from treadle.engine.version_upgrade import upgraded_leniently
+from treadle.graph.changes import Changes
+from treadle.graph.derived import DerivedRule
+from treadle.graph.scope import NO_FILTER
+from treadle.plan import Plan, Raw, find, update_many
+
+
+def copy_source(rule: DerivedRule, source: Raw, changes: Changes) -> Plan[None]:
+    """Update all copies of a source that was just read."""
+    if (contribution := (yield from contribution_of(rule, source))) is not None:
+        yield from copy_to(rule, *contribution, NO_FILTER, changes)
+
+
+def contribution_of(rule: DerivedRule, source: Raw) -> Plan[Contribution | None]:
+    """Return the key of a source that was just read, and what is copied of it; None if it has no key."""
+    (current,) = yield from upgraded_leniently(rule.source, [source])
+    return next(iter(rule.contributions(current)), None)
+
+
+def copy_to(
+    rule: DerivedRule, key: Any, card: Any, within: Mapping[str, Any], changes: Changes
+) -> Plan[None]:
+    """Update the copies of a source in the targets that meet a condition."""
+    target = rule.target
+    if not is_followed(target, rule.level):
+        yield from _update(rule, key, card, within)
+        return
+    chosen = {**within, **rule.targets_of([key]), **differing_copies(rule, card)}
+    rows = yield from find(target.collection, chosen, target.key_projection())
+    if rows:
+        write = _update(rule, key, card, {"_id": {"$in": [each["_id"] for each in rows]}})
+        yield from note_writes(target, [target.key_of(each) for each in rows], write, changes)
+
+
+def differing_copies(rule: DerivedRule, card: Any) -> Raw:
+    """Return the condition for targets whose copies differ from their source; empty for all of them."""
+    # Formulas are evaluated with the copy, and may differ though it does not.
+    return {} if formula_stages(rule.target) else rule.copied.differing(card)
+
+
+def _update(rule: DerivedRule, key: Any, card: Any, within: Mapping[str, Any]) -> Plan[None]:
+    """Update equal copies by one `update_many`, which reads no target, and evaluate the formulas there."""
+    collection = rule.target.collection
+    chosen = {**within, **rule.targets_of([key]), **differing_copies(rule, card)}
+    formulas = formula_stages(rule.target)
+    update, filters = rule.copied.update(key, card, formulas)
+    options = {} if filters is None else {"array_filters": filters}
+    yield from update_many(collection, chosen, update, **options)
+    if formulas and filters is not None:
+        # Array filters go with no pipeline.
+        yield from update_many(collection, chosen, formulas)
