@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 
 from tests.upkeep.followed import Raw, of, settled, without_former_states
-from treadle import Document, ExtendedReference, Limits
+from treadle import Archive, Document, ExtendedReference, Limits, Store
 
 
 class Person(Document, collection="people"):
@@ -326,3 +327,42 @@ def test_a_rename_with_many_copies_reaches_them_all(run, database):
     database["people"].update_one({"_id": 1}, {"$set": {"name": "Eve"}})
     settled(store)
     assert 450 == database["referring"].count_documents({"person.name": "Eve"})
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_archived_source_leaves_references_alone(database, counted):
+    """Its move is a deletion to the stream, but neither clears references nor deletes what refers to it."""
+    archive = Archive(by="at", after=timedelta(days=1), into="writers_archive", counted=counted)
+    writer: Any = type(Document)(
+        "Writer",
+        (Document,),
+        {"__annotations__": {"id": int, "name": str, "at": datetime}, "__module__": __name__},
+        collection="writers",
+        archive=archive,
+    )
+    name, owned = (
+        ExtendedReference(writer, by="writer_id", field="name", on_delete=on_delete, maintain="stream")
+        for on_delete in ("clear", "cascade")
+    )
+    types = {"id": int, "writer_id": int | None, "name": Annotated[str | None, name]}
+    fields = {"__annotations__": types, "writer_id": None, "name": None, "__module__": __name__}
+    note: Any = type(Document)("Note", (Document,), fields, collection="notes")
+    types = {**types, "name": Annotated[str | None, owned]}
+    page: Any = type(Document)("Page", (Document,), {**fields, "__annotations__": types}, collection="pages")
+    store = Store(database, [writer, note, page])
+    store.setup()
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    store.insert(writer(id=1, name="Ada", at=moment))
+    store.insert(note(id=1, writer_id=1))
+    store.insert(page(id=1, writer_id=1))
+    worker = store.worker()
+    worker.run_until_idle()
+    store.archive(writer, now=moment + timedelta(days=2))
+    worker.run_until_idle()
+    shown = "Ada" if counted else None
+    assert (1, shown) == (store.require(note, 1).writer_id, store.require(note, 1).name)
+    assert shown == store.require(page, 1).name
+    assert [] == store.verify()
+    store.restore(writer, 1)
+    worker.run_until_idle()
+    assert "Ada" == store.require(note, 1).name == store.require(page, 1).name

@@ -27,7 +27,7 @@ from treadle.graph.rule import REVISION, Rule
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.query.keys import distinct, freeze
+from treadle.query.keys import distinct, freeze, freeze_all
 from treadle.upkeep.dirty import Dirty, Mark
 from treadle.upkeep.totals import Counted, Totals, countable
 
@@ -162,6 +162,9 @@ class _Application:
         self.totals = totals
 
     def perform(self, finish: Finish) -> Plan[int]:
+        for rule, changed in self.dirty.copies.items():
+            if rule.on_delete != "keep":
+                self.dirty.gone.setdefault(rule, []).extend((yield from _invisible(rule, distinct(changed))))
         for rule, gone in self.dirty.gone.items():
             for key in distinct(gone):
                 yield from self._follow_deletion(rule, key)
@@ -271,6 +274,12 @@ class _Application:
             self.dirty.aside += 1
             return [key]
 
+        archive = rule.source.everything.archive
+        if archive is not None and (yield from find_one(archive, rule.sources_of([key]), {"_id": 1})):
+            # It was archived: the references stay, and so do the copies of a source that is counted there.
+            if rule.source.sources.archive is None:
+                yield from self._copy_widely(rule, key)
+            return
         stuck: list[Any] = []
         most = WORKER_GONE_MAX
         while (yield from find_one(rule.source.collection, rule.sources_of([key]), {"_id": 1})) is None:
@@ -297,6 +306,13 @@ class _Application:
             yield from detach(rule, referring, [key], ledger)
         yield from propagate(self.graph, ledger, copies_max=UNBOUNDED)
         yield from self.fence()
+
+
+def _invisible(rule: DerivedRule, keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Return those keys of changed sources by which targets refer to none: it was soft-deleted, say."""
+    images = yield from rule.source.sources.find(rule.match.exactly(keys))
+    visible = set(freeze_all(rule.unique_keys(image.document for image in images)))
+    return [key for key in keys if freeze(key) not in visible]
 
 
 def _pack(units: Sequence[Unit], most: int) -> list[list[Unit]]:

@@ -280,7 +280,7 @@ class _Copied(_Watcher):
         elif event.kind == "delete":
             if self.rule.on_delete != "keep":
                 dirty.gone.setdefault(self.rule, []).append(event.key)
-        elif event.kind == "insert" or self.rule.copied.synced:
+        elif event.kind == "insert" or self.rule.copied.synced or self.rule.on_delete != "keep":
             dirty.copies.setdefault(self.rule, []).append(event.key)
 
     def _note_named(self, event: Event, dirty: Dirty) -> None:
