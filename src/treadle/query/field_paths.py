@@ -79,7 +79,18 @@ class FieldPath(NamedTuple):
     # Whether something is derived from it.
     is_followed: bool
 
-    def refused(self, refusal: Refusal, place: str) -> UsageError:
+    def check(self, place: str, *, lenient: bool) -> None:
+        """Refuse a path that leads nowhere; with `lenient` only one that can never be meant."""
+        if self.unknown is not None and (self.unknown.is_final or not lenient):
+            raise self._refused(self.unknown, place)
+
+    def check_update(self, *, unchecked: bool) -> None:
+        """Refuse a path that callers may not update, or that the model does not have."""
+        if self.protected is not None:
+            raise self._refused(self.protected, "update")
+        self.check("update", lenient=unchecked)
+
+    def _refused(self, refusal: Refusal, place: str) -> UsageError:
         return UsageError(f"the {place} names {self.path!r}, {refusal.reason}", code=refusal.code)
 
 
@@ -114,8 +125,7 @@ class FieldPaths(dict[str, FieldPath]):
         `lenient` lets through a name that the model does not have.
         """
         field = self[path]
-        if field.unknown is not None and (field.unknown.is_final or not lenient):
-            raise field.refused(field.unknown, place)
+        field.check(place, lenient=lenient)
         return field
 
     def are_followed(self, paths: Iterable[str] | None) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bson.decimal128 import Decimal128
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
+from pydantic_core import SchemaValidator, core_schema
 
 from treadle.errors import InvalidValue, UsageError
 from treadle.model.bson_types import Raw, Update, decimal_to_bson, from_bson, to_bson
@@ -30,7 +31,10 @@ UPDATE_STAGES = _SETTING_STAGES | {"$project", "$replaceWith", "$replaceRoot"}
 _IDENTIFIER = re.compile(r"\$\[([^\].]+)\](?=\.|$)")
 # Added to the largest Decimal128, anything smaller than this is rounded away.
 DECIMAL_SAFE = decimal.Decimal("1E6110")
-_DECIMAL: TypeAdapter[decimal.Decimal] = TypeAdapter(decimal.Decimal)
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    schema["type"]: SchemaValidator(schema).validate_python
+    for schema in (core_schema.int_schema(), core_schema.float_schema(), core_schema.decimal_schema())
+}
 
 
 class ParsedUpdate(NamedTuple):
@@ -71,14 +75,6 @@ def parse_update(paths: FieldPaths, update: Any, array_filters: Sequence[Any] | 
         f"an update is a mapping with operators or a pipeline of stages, not {type(update).__name__}",
         code="update-invalid",
     )
-
-
-def _check_name(field: FieldPath, unchecked: bool) -> None:
-    """Refuse a path that callers may not update, or that the model does not have."""
-    if field.protected is not None:
-        raise field.refused(field.protected, "update")
-    if field.unknown is not None and (field.unknown.is_final or not unchecked):
-        raise field.refused(field.unknown, "update")
 
 
 # -- operators ----------------------------------------------------------------------------------------
@@ -138,7 +134,7 @@ class _OperatorParser:
     def _field(self, path: str) -> FieldPath:
         field = self.fields[path] = self.paths[path]
         if field.protected is not None or field.unknown is not None:
-            _check_name(field, self.unchecked)
+            field.check_update(unchecked=self.unchecked)
         return field
 
     def _value(self, field: FieldPath, operator: str, handle: _Handler, value: Any) -> Any:
@@ -236,29 +232,14 @@ def _unset(type_: FieldType, value: Any) -> tuple[Any, bool]:
 def _inc(type_: FieldType, value: Any) -> tuple[Any, bool]:
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal128)):
         raise _Refused(f"only a number can be added or multiplied, not {type(value).__name__}")
-    if type_.shape.kind != "scalar" or type_.core_type not in _AS_NUMBER:
+    validate = _NUMBERS.get(type_.core_type) if type_.shape.kind == "scalar" else None
+    if validate is None:
         return value, False
-    stored, certain = _AS_NUMBER[type_.core_type](from_bson(value))
-    return stored, certain and type_.is_open
-
-
-def _as_int(number: Any) -> tuple[Any, bool]:
-    if not isinstance(number, int) and (not decimal.Decimal(number).is_finite() or number != int(number)):
-        raise _Refused("the field holds whole numbers")
-    return int(number), True
-
-
-def _as_decimal(number: Any) -> tuple[Any, bool]:
-    exact = _DECIMAL.validate_python(number)
-    return decimal_to_bson(exact), abs(exact) < DECIMAL_SAFE
-
-
-_AS_NUMBER: dict[str, Callable[[Any], tuple[Any, bool]]] = {
-    "int": _as_int,
-    # A Decimal128 would turn the sum into one, which the field does not hold.
-    "float": lambda number: (float(number), True),
-    "decimal": _as_decimal,
-}
+    # A Decimal128 would turn the sum of floats into one, which the field does not hold.
+    number = validate(from_bson(value))
+    if isinstance(number, decimal.Decimal):
+        return decimal_to_bson(number), abs(number) < DECIMAL_SAFE and type_.is_open
+    return number, type_.is_open
 
 
 def _mul(type_: FieldType, value: Any) -> tuple[Any, bool]:
@@ -320,7 +301,7 @@ def _parse_pipeline(paths: FieldPaths, stages: Sequence[Any]) -> ParsedUpdate:
         return ParsedUpdate(clean(list(stages)), None, False, paths.are_followed(None))
     for field in fields:
         # A name that the pipeline removes again is a variable of its own.
-        _check_name(field, unchecked=field.path not in remaining)
+        field.check_update(unchecked=field.path not in remaining)
     plain_paths = frozenset(field.plain for field in fields)
     return ParsedUpdate(clean(list(stages)), plain_paths, False, any(field.is_followed for field in fields))
 
