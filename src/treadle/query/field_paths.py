@@ -65,7 +65,7 @@ class FieldPath(NamedTuple):
     others: tuple[FieldType, ...]
     # Whether a value that these types accept leaves a document of any kind valid.
     certain: bool
-    # Whether text stands for an ObjectId, and whether values have fields or keys of their own.
+    # Whether text stands for an ObjectId, and whether a document is stored as the paths inside it say.
     holds_ids: bool
     holds_fields: bool
     # The types, of the field and of its elements, whose values a serializer of the user's own stores.
@@ -147,7 +147,7 @@ class FieldPaths(dict[str, FieldPath]):
             others=tuple(judges[1:]),
             certain=all(each.certain for each in [*judges, *self._kinds_without(types)]),
             holds_ids=bool(elements) and all(each.python is ObjectId for each in elements),
-            holds_fields=any(each.kind in ("model", "map") for each in elements),
+            holds_fields=any(map(_has_fields, elements)),
             serialized=tuple(each for type_ in types for each in type_.serialized),
             unknown=unknown,
             protected=self._refused_name(path) or self._maintenance(short),
@@ -216,6 +216,13 @@ def _elements(shape: Shape) -> list[Shape]:
     if shape.kind not in ARRAYS:
         return [shape]
     return [element for item in shape.items or (ANY,) for element in _elements(item)]
+
+
+def _has_fields(shape: Shape) -> bool:
+    """Whether the values inside this one may have another stored form than any value of their type."""
+    if shape.kind != "map":
+        return shape.kind == "model"
+    return any(each.kind != "scalar" or each.python is ObjectId for each in shape.items[1:])
 
 
 # -- from a path to its types ---------------------------------------------------------------------------

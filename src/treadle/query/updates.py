@@ -164,23 +164,19 @@ class _OperatorParser:
     def _judged(self, field: FieldPath, handle: _Handler, value: Any) -> tuple[Any, bool]:
         try:
             stored, certain = handle(field.type, value)
-        except ValidationError as error:
-            if not field.is_completed:
-                raise self._invalid(field.path, *_problem(field.path, error)) from None
-            return value, False
         except Unjudgeable:
             return value, False
-        except _Refused as refusal:
-            raise self._invalid(field.path, "", str(refusal)) from None
+        except (ValidationError, _Refused) as error:
+            if isinstance(error, ValidationError) and field.is_completed:
+                return value, False
+            inner, reason = _problem(field.path, error)
+            raise InvalidValue(
+                f"the update has a value for {self.paths.model}.{field.path}{inner} that does not fit: "
+                f"{reason}; nothing was changed",
+                code="document-invalid",
+            ) from None
         certain = certain and field.certain
         return stored, certain and (not field.others or _suits_all(field.others, handle, value))
-
-    def _invalid(self, path: str, inner: str, reason: str) -> InvalidValue:
-        return InvalidValue(
-            f"the update has a value for {self.paths.model}.{path}{inner} that does not fit: {reason}; "
-            "nothing was changed",
-            code="document-invalid",
-        )
 
     def _array_filters(self, filters: Sequence[Any]) -> list[Any]:
         """Return the conditions on elements, which the update names by `$[identifier]`."""
@@ -201,8 +197,10 @@ class _OperatorParser:
         ]
 
 
-def _problem(path: str, error: ValidationError) -> tuple[str, str]:
+def _problem(path: str, error: ValidationError | _Refused) -> tuple[str, str]:
     """Return where inside the value the first problem is, and what it is."""
+    if isinstance(error, _Refused):
+        return "", str(error)
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     parts = [str(part) for part in problem["loc"]]
     if parts and path.endswith(f".{parts[0]}"):
