@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,28 +27,17 @@ from treadle.query.paths import ARRAYS, outermost
 
 C = TypeVar("C", bound=BaseModel)
 Load = Callable[[Raw], Any]
+ANY = Shape("any", Any)
 
 
-class Part(NamedTuple):
-    """One field of a card: where it is stored, what the card calls it, how it is made ready.
-
-    `absent` gives what the model reads, in its stored form, where there is nothing.
-    """
+class CardField(NamedTuple):
+    """One field of a card: where it is stored, what the card calls it, how its value is made ready."""
 
     stored: str
     key: str
     convert: Adapt | None
+    # Returns what the model reads, in its stored form, where there is nothing; None where it must be there.
     absent: Callable[[], Any] | None = None
-
-
-@dataclass
-class _Search:
-    """The stored paths that a card needs, and its names that no model has, as they are found."""
-
-    paths: set[str]
-    missing: dict[str, list[str]]
-    # The models and cards on the way here, so that one that contains itself comes to an end.
-    outer: tuple[tuple[Any, Any], ...] = ()
 
 
 class Card(Generic[C]):
@@ -63,100 +51,137 @@ class Card(Generic[C]):
             )
         self.model = model
         self._entry = entry
-        paths: set[str] = set()
-        loads: dict[Any, Load] = {}
-        missing: list[set[str]] = []
-        hints: dict[str, list[str]] = {}
-        for each in [entry, *entry.kinds.below]:
-            search = _Search(paths, {})
-            parts = _parts(each.codec, model, "", search)
-            loads[each.kinds.kind] = _loader(model, parts)
-            missing.append(set(search.missing))
-            for name, near in search.missing.items():
-                hints.setdefault(name, []).extend(near)
-        for name in sorted(set.intersection(*missing)):
-            if entry.model.model_config.get("extra") != "allow":
-                raise _unknown(entry, model, name, hints[name])
-        own = [name for each in [entry, *entry.kinds.below] for name in stamped_names(each.model)]
-        # The id for messages, kind and version to read the document rightly.
-        self.paths = outermost({*paths, *own, "_id"})
+        kinds = [entry, *entry.kinds.below]
+        searches = {each.kinds.kind: _Search(each.codec, model) for each in kinds}
+        if entry.model.model_config.get("extra") != "allow":
+            _refuse_unknown(entry, model, [search.missing for search in searches.values()])
+        # The id is for messages; kind and version say how to read the document.
+        paths = {"_id"}.union(*(stamped_names(each.model) for each in kinds))
+        self.paths = outermost(paths.union(*(search.paths for search in searches.values())))
         self.projection: Raw = dict.fromkeys(self.paths, 1)
-        self.load: Callable[[Raw], C] = loads[entry.kinds.kind]
-        if entry.kinds.family is not None:
-            self._discriminator = entry.kinds.family.discriminator
-            self._default = entry.kinds.family.default
-            self._loads = loads
-            self.load = self._by_kind
+        self._loads = {kind: _loader(model, search.card_fields) for kind, search in searches.items()}
+        of_one_kind = entry.kinds.family is None
+        self.load: Callable[[Raw], C] = self._loads[entry.kinds.kind] if of_one_kind else self._load_by_kind
 
-    def _by_kind(self, raw: Raw) -> C:
-        kind = raw.get(self._discriminator)
-        kind = self._default if kind is None else kind
+    def _load_by_kind(self, raw: Raw) -> C:
+        family = self._entry.kinds.family
+        assert family is not None
+        kind = raw.get(family.discriminator)
+        kind = family.default if kind is None else kind
         load = self._loads.get(kind) if isinstance(kind, (str, int)) else None
         if load is None:
             known = [each for each in self._loads if each is not None]
-            raise unknown_kind(self._entry.model, self._discriminator, raw, known)
+            raise unknown_kind(self._entry.model, family.discriminator, raw, known)
         card: C = load(raw)
         return card
 
 
 def card_of(entry: ModelEntry[Any], into: type[C] | None) -> Card[C] | None:
-    """The card that a caller asked for, compiled once."""
+    """Return the card that a caller asked for, compiled once."""
     if into is None or into is entry.model:
         return None
     return entry.rules.memo(("card", into), lambda: Card(entry, into))
 
 
-def _unknown(entry: ModelEntry[Any], card: type, name: str, near: Sequence[str]) -> UsageError:
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.codec.by_name)}"
-    return UsageError(
-        f"{card.__name__} asks for {name!r}, but {entry.model.__name__} has no such field; {hint}",
-        code="card-invalid",
-    )
-
-
-def _parts(codec: Codec[Any], card: type[BaseModel], prefix: str, search: _Search) -> list[Part]:
-    """The fields of a card that a model has; notes the paths that they need, and what is missing."""
-    if not card.__pydantic_complete__:
-        card.model_rebuild()
-    parts = []
-    for name, info in card.__pydantic_fields__.items():
-        keys = accepted_keys(card, name, info)
-        names = [*keys, name]
-        declared = next(
-            (each for key in names if (each := codec.by_stored.get(key) or codec.by_name.get(key))), None
+def _refuse_unknown(
+    entry: ModelEntry[Any], card: type[BaseModel], missing: Sequence[dict[str, list[str]]]
+) -> None:
+    """Refuse a name that no kind of the model has."""
+    for name in sorted(set.intersection(*map(set, missing))):
+        near = [each for names in missing for each in names[name]]
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.codec.by_name)}"
+        raise UsageError(
+            f"{card.__name__} asks for {name!r}, but {entry.model.__name__} has no such field; {hint}",
+            code="card-invalid",
         )
-        if declared is None:
-            stamped = next((key for key in names if key in stamped_names(codec.model)), None)
-            if stamped is None:
-                search.missing[prefix + name] = difflib.get_close_matches(name, [*codec.by_name], n=1)
-                if codec.model.model_config.get("extra") != "allow":
-                    continue
-            # Kind, version, or a field that nobody declared: as it is stored.
-            stored = stamped or keys[0]
-            search.paths.add(prefix + stored)
-            parts.append(Part(stored, keys[0], adapter_of(codec, Shape("any", Any))))
-            continue
-        target, path = _shape(card, name, info), prefix + declared.stored
-        convert = _converter(codec, declared.shape, target, path, search)
-        parts.append(Part(declared.stored, keys[0], convert, _absent(declared, path, search)))
-    return parts
 
 
-def _absent(declared: StoredField, path: str, search: _Search) -> Callable[[], Any] | None:
-    """What the model reads where a field is not there; None where it must be there."""
-    info, optional = declared.info, declared.shape.optional
-    inside = path not in search.paths
-    if info.is_required():
-        # Asked for fields of a null, the server leaves the null out.
-        return _nothing if optional and inside else None
-    if info.default_factory_takes_validated_data:
-        return None
-    if info.default_factory is None and info.default is None:
-        return _nothing
-    if optional and inside:
-        # A null must be told from nothing at all.
-        search.paths.add(path)
-    return lambda: to_bson(info.get_default(call_default_factory=True), [])
+class _Search:
+    """Compiles the fields of a card for one kind, and collects the stored paths that they need."""
+
+    def __init__(self, codec: Codec[Any], card: type[BaseModel]) -> None:
+        self.paths: set[str] = set()
+        # Names that the kind does not have, with similar ones.
+        self.missing: dict[str, list[str]] = {}
+        # The models and cards around the one at hand, so that one that contains itself has an end.
+        self._outer: list[tuple[type, type]] = []
+        self.card_fields = self._fields(codec, card)
+
+    def _fields(self, codec: Codec[Any], card: type[BaseModel], prefix: str = "") -> list[CardField]:
+        """Return the fields of a card that a model has."""
+        if not card.__pydantic_complete__:
+            card.model_rebuild()
+        fields = []
+        for name, info in card.__pydantic_fields__.items():
+            keys = accepted_keys(card, name, info)
+            declared = next(filter(None, (_declared(codec, key) for key in [*keys, name])), None)
+            if declared is not None:
+                path = prefix + declared.stored
+                convert = self._converter(codec, declared.shape, _shape(card, name, info), path)
+                fields.append(CardField(declared.stored, keys[0], convert, self._absent(declared, path)))
+            elif (stored := self._undeclared(codec, name, keys, prefix)) is not None:
+                self.paths.add(prefix + stored)
+                fields.append(CardField(stored, keys[0], adapter_of(codec, ANY)))
+        return fields
+
+    def _undeclared(self, codec: Codec[Any], name: str, keys: Sequence[str], prefix: str) -> str | None:
+        """Return the stored name of a kind, a version or an undeclared field, which is read as stored."""
+        stamped = next((key for key in [*keys, name] if key in stamped_names(codec.model)), None)
+        if stamped is not None:
+            return stamped
+        self.missing[prefix + name] = difflib.get_close_matches(name, [*codec.by_name], n=1)
+        return keys[0] if codec.model.model_config.get("extra") == "allow" else None
+
+    def _absent(self, declared: StoredField, path: str) -> Callable[[], Any] | None:
+        """Return what makes the value that the model reads where a field is missing, if it may be."""
+        info, is_in_part = declared.info, declared.shape.optional and path not in self.paths
+        if info.is_required():
+            # Asked for fields of a null, the server leaves the null out.
+            return _nothing if is_in_part else None
+        if info.default_factory_takes_validated_data:
+            return None
+        if info.default_factory is None and info.default is None:
+            return _nothing
+        if is_in_part:
+            # A null must be told from nothing at all.
+            self.paths.add(path)
+        return lambda: to_bson(info.get_default(call_default_factory=True), [])
+
+    def _converter(self, codec: Codec[Any], source: Shape, target: Shape, path: str) -> Adapt | None:
+        """Return what makes a stored value ready for a card's field."""
+        if source.kind in ARRAYS and target.kind in ARRAYS and len(source.items) == len(target.items) == 1:
+            if source.items[0].kind in ("model", "map"):
+                return self._of_elements(codec, source.items[0], target.items[0], path)
+        elif source.kind == target.kind == "map" and source.items[1].kind == target.items[1].kind == "model":
+            self.paths.add(path)
+            return self._of_values(codec, source.items[1], target.items[1])
+        elif source.kind == target.kind == "model" and source.python is not target.python:
+            pair = source.python, target.python
+            if pair not in self._outer:
+                self._outer.append(pair)
+                inner = self._fields(codec_of(source.python), target.python, f"{path}.")
+                self._outer.pop()
+                return _picker(inner)
+        self.paths.add(path)
+        return adapter_of(codec, source)
+
+    def _of_elements(self, codec: Codec[Any], source: Shape, target: Shape, path: str) -> Adapt | None:
+        if source.optional:
+            # Asked for fields of elements, the server leaves out those that are null.
+            self.paths.add(path)
+        item = self._converter(codec, source, target, path)
+        return _each(item) if item else None
+
+    def _of_values(self, codec: Codec[Any], source: Shape, target: Shape) -> Adapt | None:
+        # The map is read whole, whatever its values need.
+        paths, self.paths = self.paths, set()
+        item = self._converter(codec, source, target, "")
+        self.paths = paths
+        return _values(item) if item else None
+
+
+def _declared(codec: Codec[Any], key: str) -> StoredField | None:
+    return codec.by_stored.get(key) or codec.by_name.get(key)
 
 
 def _nothing() -> None:
@@ -167,30 +192,8 @@ def _shape(card: type, name: str, info: FieldInfo) -> Shape:
     try:
         return field_shape(card.__name__, name, info)
     except DeclarationError:
-        # What cannot be stored may be read all the same.
-        return Shape("any", Any)
-
-
-def _converter(codec: Codec[Any], source: Shape, target: Shape, path: str, search: _Search) -> Adapt | None:
-    """What makes a stored value ready for a card's field; notes the paths that it needs."""
-    if source.kind in ARRAYS and target.kind in ARRAYS and len(source.items) == len(target.items) == 1:
-        if source.items[0].kind in ("model", "map"):
-            if source.items[0].optional:
-                # Asked for fields of elements, the server leaves those out that are null.
-                search.paths.add(path)
-            item = _converter(codec, source.items[0], target.items[0], path, search)
-            return _each(item) if item else None
-    elif source.kind == target.kind == "map" and source.items[1].kind == target.items[1].kind == "model":
-        item = _converter(codec, source.items[1], target.items[1], "", _Search(set(), search.missing))
-        search.paths.add(path)
-        return _values(item) if item else None
-    elif source.kind == target.kind == "model" and source.python is not target.python:
-        pair = source.python, target.python
-        if pair not in search.outer:
-            inner = _Search(search.paths, search.missing, (*search.outer, pair))
-            return _picker(_parts(codec_of(source.python), target.python, f"{path}.", inner))
-    search.paths.add(path)
-    return adapter_of(codec, source)
+        # A value that cannot be stored may be read all the same.
+        return ANY
 
 
 def _each(convert: Adapt) -> Adapt:
@@ -207,14 +210,14 @@ def _values(convert: Adapt) -> Adapt:
     )
 
 
-def _picker(parts: Sequence[Part]) -> Adapt:
-    """What takes a card's fields out of a stored document, under the card's names."""
+def _picker(fields: Sequence[CardField]) -> Adapt:
+    """Return what takes a card's fields out of a stored document, under the card's names."""
 
     def pick(raw: Any) -> Any:
         if type(raw) is not dict:
             return raw
         values = {}
-        for stored, key, convert, absent in parts:
+        for stored, key, convert, absent in fields:
             if stored in raw:
                 value = raw[stored]
             elif absent is None:
@@ -227,34 +230,33 @@ def _picker(parts: Sequence[Part]) -> Adapt:
     return pick
 
 
-def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
-    """What makes a card of a stored document."""
-    validate, pick = model.__pydantic_validator__.validate_python, _picker(parts)
-    as_stored = all(part.stored == part.key and part.convert is None for part in parts)
-    if as_stored and model.model_config.get("extra") in (None, "ignore"):
-        defaults = [(part.stored, part.absent) for part in parts if part.absent is not None]
+def _filler(fields: Sequence[CardField]) -> Adapt:
+    """Return what completes a stored document whose values need nothing else."""
+    defaults = [(field.stored, field.absent) for field in fields if field.absent is not None]
 
-        def load(raw: Raw) -> Any:
-            for name, absent in defaults:
-                if name not in raw:
-                    raw[name] = absent()
-            try:
-                return validate(raw)
-            except ValidationError as error:
-                raise invalid_document(model, raw, error) from None
-            except Exception as error:
-                # As in `Codec.load`.
-                raise validator_failed(model, raw, error) from error
+    def fill(raw: Raw) -> Raw:
+        for name, absent in defaults:
+            if name not in raw:
+                raw[name] = absent()
+        return raw
 
-    else:
+    return fill
 
-        def load(raw: Raw) -> Any:
-            try:
-                return validate(pick(raw))
-            except ValidationError as error:
-                raise invalid_document(model, raw, error) from None
-            except Exception as error:
-                # As in `Codec.load`.
-                raise validator_failed(model, raw, error) from error
+
+def _loader(model: type[BaseModel], fields: Sequence[CardField]) -> Load:
+    """Return what makes a card of a stored document."""
+    validate = model.__pydantic_validator__.validate_python
+    is_as_stored = all(field.stored == field.key and field.convert is None for field in fields)
+    ignores_others = model.model_config.get("extra") in (None, "ignore")
+    prepare = (_filler if is_as_stored and ignores_others else _picker)(fields)
+
+    def load(raw: Raw) -> Any:
+        try:
+            return validate(prepare(raw))
+        except ValidationError as error:
+            raise invalid_document(model, raw, error) from None
+        except Exception as error:
+            # As in `Codec.load`.
+            raise validator_failed(model, raw, error) from error
 
     return load
