@@ -14,13 +14,32 @@ from pathlib import Path
 from tests.kit.covers import TESTS
 
 SOURCE = TESTS.parent / "src" / "treadle"
-# The scope itself and what it upgrades with, and the Store's own reads.
-ALLOWED = {"graph/scope.py", "graph/versions.py", "engine/reads.py"}
+# Files and folders that may read a model's own collection, with the reason.
+BY_DESIGN = {
+    "graph/scope.py": "the scope itself",
+    "graph/versions.py": "upgrades documents at hand, on the server",
+    "engine/reads.py": "the Store's own reads",
+    **dict.fromkeys(
+        (
+            "engine/bulk.py", "engine/deletes.py", "engine/inserts.py", "engine/replaces.py", "engine/updates.py",
+            "engine/upserts.py", "engine/version_upgrade.py", "engine/write_path.py",
+        ),
+        "write functions read the documents that they write",
+    ),
+    "patterns/bucket/": "stored documents are buckets, not documents of the model",
+    "patterns/tree/": "walks by the fields of the tree",
+    "engine/indexes.py": "set-up looks for duplicates that a unique index refuses",
+    "upkeep/merging.py": "schedules merge on the server",
+    "upkeep/schedule.py": "counts what was merged",
+    "upkeep/set_up.py": "looks whether there is any document",
+    "upkeep/fingerprints.py": "looks whether there is any document",
+    "upkeep/validation.py": "a validator is about documents as they are stored",
+}  # fmt: skip
 # Packages that know no model, or only look at a database.
-OUTSIDE = {"plan", "model", "query", "server", "store", "advisor", "cli", "web", "demo"}
+OUTSIDE = ("plan/", "model/", "query/", "server/", "store/", "advisor/", "cli/", "web/", "demo/")
 READS = {"find", "find_one", "aggregate", "count_documents", "matching"}
 # How many such reads there were when the list was last shortened.
-READS_MAX = 210
+READS_MAX = 73
 
 
 def reads(path: Path) -> Iterator[ast.Call]:
@@ -44,7 +63,7 @@ def reads_by_file() -> dict[str, int]:
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         number = len(list(reads(path)))
-        if number and name not in ALLOWED and name.split("/")[0] not in OUTSIDE:
+        if number and not name.startswith((*BY_DESIGN, *OUTSIDE)):
             counted[name] = number
     return counted
 

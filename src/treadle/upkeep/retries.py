@@ -108,7 +108,8 @@ def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: A
     yield from _mend(graph, server, entry, [key])
     if entry.rules.group is not None:
         return
-    for document in (yield from find(entry.collection, by_id(key))):
+    for image in (yield from entry.kinds.root.targets.with_deleted.find(by_id(key))):
+        document = image.document
         yield from _detach(graph, server, entry.kinds.of(document), document)
         for rule in copies_of(entry):
             if not (rule.copied.synced and rule.source.targets.admits(document)):
@@ -125,8 +126,9 @@ def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequ
     if entry.rules.group is not None:
         yield from mend(graph, server, entry, keys)
         return
-    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
-    for exact, own in entry.kinds.root.kinds.split(documents):
+    root = entry.kinds.root
+    images = yield from root.targets.with_deleted.find({"_id": {"$in": list(keys)}})
+    for exact, own in root.kinds.split(image.document for image in images):
         yield from mend(graph, server, exact, [each["_id"] for each in own])
 
 

@@ -45,20 +45,20 @@ def replay(rule: HistoryRows, events: Sequence[Event]) -> Plan[None]:
     now = yield from by_ids(rule.target.collection, blind)
     chosen = {"document_id": {"$in": ids}, **OPEN}
     tracks = {freeze(key): _Track(rule, key) for key in ids}
-    for row in (yield from find(rule.collection, chosen)):
+    for row in (yield from find(rule.rows_collection, chosen)):
         tracks[freeze(row["document_id"])].last = row
     ended = [key for key in ids if tracks[freeze(key)].last is None]
     for frozen, row in (yield from rule.last_rows(ended)).items():
         tracks[frozen].last = row
         if row["valid_to"] is None:
             # Open all the same: somebody removed the field.
-            whole = yield from find(rule.collection, by_id(row["_id"]))
+            whole = yield from find(rule.rows_collection, by_id(row["_id"]))
             tracks[frozen].last = {**row, **whole[0]}
     for event in events:
         tracks[freeze(event.key)].take(event, now.get(freeze(event.key)))
     operations = [each for track in tracks.values() for each in track.operations]
     if operations:
-        yield from bulk_write(rule.collection, operations)
+        yield from bulk_write(rule.rows_collection, operations)
 
 
 def net(events: Sequence[Event]) -> list[Event]:

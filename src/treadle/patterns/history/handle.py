@@ -50,7 +50,7 @@ class HistoryHandle:
 
     def _document_at(self, key: Any, moment: dt.datetime) -> Plan[Raw | None]:
         chosen = {**self.rule.of(key), "valid_from": {"$lte": moment}}
-        row = yield from find_one(self.rule.collection, chosen, sort=NEWEST)
+        row = yield from find_one(self.rule.rows_collection, chosen, sort=NEWEST)
         if row is None or (row.get("valid_to") is not None and row["valid_to"] <= moment):
             return None
         document: Raw = row["document"]
@@ -61,7 +61,7 @@ class HistoryHandle:
         row = None
         if isinstance(revision, int) and not isinstance(revision, bool):
             chosen = {**self.rule.of(key), "revision": revision}
-            row = yield from find_one(self.rule.collection, chosen)
+            row = yield from find_one(self.rule.rows_collection, chosen)
         if row is None:
             raise UsageError(
                 f"the history of {self.entry.model.__name__} {key!r} has no revision {revision!r}; "
@@ -86,12 +86,14 @@ class HistoryHandle:
         document = (yield from load(whole, [(yield from self._document_of(key, revision))]))[0]
         graph = self.write_path.graph
         layout = layout_of(graph.entry(type(document)), self.write_path)
-        stored = yield from find_one(whole.collection, by_id(key), whole.kinds.projection)
-        if stored is None and (yield from layout.bring_back(by_id(key))):
-            stored = yield from find_one(whole.collection, by_id(key), whole.kinds.projection)
-        if stored is None:
+        stored = whole.kinds.root.targets.with_deleted
+        images = yield from stored.find(by_id(key))
+        if not images and (yield from layout.bring_back(by_id(key))):
+            images = yield from stored.find(by_id(key))
+        if not images:
             return (yield from layout.insert(document))
-        return (yield from self.write_path.execute(Revert(layout.entry, document, whole.kinds.of(stored))))
+        was = whole.kinds.of(images[0].document)
+        return (yield from self.write_path.execute(Revert(layout.entry, document, was)))
 
 
 class Revert(Write[Any]):
@@ -129,7 +131,7 @@ class StateReader(PageReader[Any]):
 
     @property
     def command(self) -> Read:
-        return Read(self._rule.collection, "find", (self._rule.of(self._key),), {"sort": NEWEST})
+        return Read(self._rule.rows_collection, "find", (self._rule.of(self._key),), {"sort": NEWEST})
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[State[Any]]]:
         self.done = ended
@@ -161,7 +163,7 @@ class MomentReader(PageReader[Any]):
 
     @property
     def command(self) -> Read:
-        return Read(self._rule.collection, "aggregate", (self._stages,), {"allowDiskUse": True})
+        return Read(self._rule.rows_collection, "aggregate", (self._stages,), {"allowDiskUse": True})
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[Any]]:
         self.done = ended

@@ -25,7 +25,7 @@ DISK = {"allowDiskUse": True}
 def examine(rule: HistoryRows, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """Documents whose open row is missing, or is not the document."""
     rows = yield from find(
-        rule.collection, {"document_id": {"$in": [each["_id"] for each in documents]}, **OPEN}
+        rule.rows_collection, {"document_id": {"$in": [each["_id"] for each in documents]}, **OPEN}
     )
     states = {freeze(row["document_id"]): row.get("document") for row in rows}
     if documents and projection_of(rule.target) is not None:
@@ -115,8 +115,8 @@ def _orphans(rule: HistoryRows) -> list[Raw]:
 def _suspects(rule: HistoryRows) -> Plan[list[Any]]:
     """The ids of documents whose rows may be wrong, as far as they are named at once."""
     most, keys = HISTORY_DISORDER_MAX, list[Any]()
-    keys += [row["_id"] for row in (yield from aggregate(rule.collection, _suspicious(rule), **DISK))]
-    gone = yield from aggregate(rule.collection, [*_orphans(rule), {"$limit": most}], **DISK)
+    keys += [row["_id"] for row in (yield from aggregate(rule.rows_collection, _suspicious(rule), **DISK))]
+    gone = yield from aggregate(rule.rows_collection, [*_orphans(rule), {"$limit": most}], **DISK)
     return distinct([*keys, *(row["_id"] for row in gone)])
 
 
@@ -131,7 +131,7 @@ def examine_rows(rule: HistoryRows) -> Plan[list[Finding]]:
 
 
 def _rows(rule: HistoryRows, key: Any) -> Plan[list[Raw]]:
-    return (yield from find(rule.collection, rule.of(key), HEAD, sort=[("valid_from", 1)]))
+    return (yield from find(rule.rows_collection, rule.of(key), HEAD, sort=[("valid_from", 1)]))
 
 
 def _disorder(rule: HistoryRows, key: Any) -> Plan[tuple[Any, Any] | None]:
@@ -203,7 +203,8 @@ def _mend(rule: HistoryRows, key: Any) -> Plan[bool]:
     # The worker must know what came before this, and what comes after.
     awaits = (yield from hold(rule, key)) if rule.maintain == "stream" else None
     rows = yield from _rows(rule, key)
-    document = yield from find_one(rule.target.collection, rule.target.filter_for_id(key))
+    images = yield from rule.target.targets.find(by_id(key))
+    document = images[0].document if images else None
     done = False
     living = document is not None or (yield from _is_stored(rule, key))
     for row, changes in zip(rows, _expected(rows, living), strict=True):
@@ -213,19 +214,19 @@ def _mend(rule: HistoryRows, key: Any) -> Plan[bool]:
                 update = [
                     {"$set": {"valid_to": {"$max": ["$$NOW", {"$add": ["$valid_from", 1]}]}, "deleted": True}}
                 ]
-            yield from update_one(rule.collection, by_id(row["_id"]), update)
+            yield from update_one(rule.rows_collection, by_id(row["_id"]), update)
             done = True
     if document is None:
         return done
     newest = [("valid_from", DESCENDING)]
-    last = yield from find_one(rule.collection, rule.of(key), sort=newest)
+    last = yield from find_one(rule.rows_collection, rule.of(key), sort=newest)
     is_open = last is not None and last.get("valid_to") is None
     before = (last or {}).get("document") or {} if is_open else None
     if before is None or not (yield from _alike(rule, before, document)):
         yield from rule.perform([Move(key, before, document, False)])
         done = True
     if awaits is not None:
-        yield from update_one(rule.collection, {**rule.of(key), **OPEN}, {"$set": {"awaits": awaits}})
+        yield from update_one(rule.rows_collection, {**rule.of(key), **OPEN}, {"$set": {"awaits": awaits}})
     return done
 
 

@@ -80,8 +80,8 @@ class HistoryRows(Rule):
         super().__init__(place)
         self.declared = declared
         self.limits = place.entry.limits
-        self.collection: str = declared.collection or f"{place.entry.collection}_history"
-        self.rows = graph.add_side(_row_model(place, self.collection), place.label)
+        self.rows_collection: str = declared.collection or f"{place.entry.collection}_history"
+        self.rows = graph.add_side(_row_model(place, self.rows_collection), place.label)
 
     @property
     def paths_left_out(self) -> set[str]:
@@ -164,11 +164,12 @@ class HistoryRows(Rule):
         The move itself, with the state before, where there is no such row.
         """
         row = yield from find_one_and_update(
-            self.collection, {**self.of(move.id), **OPEN}, _ended(move.after is None)
+            self.rows_collection, {**self.of(move.id), **OPEN}, _ended(move.after is None)
         )
         if row is None:
             # Others are kept from the document by this transaction, which has written it.
-            before = yield from outside(lambda: find_one(self.target.collection, by_id(move.id)))
+            images = yield from outside(lambda: self.target.targets.find(by_id(move.id)))
+            before = images[0].document if images else None
             alike = before is not None and move.after is not None and self.alike(before, move.after)
             return [] if alike else [Move(move.id, before, move.after, move.fresh)]
         if move.after is None:
@@ -177,7 +178,7 @@ class HistoryRows(Rule):
             yield from self._reopen(row)
         else:
             following = self.row(move.id, row["revision"] + 1, row["valid_to"], move.after)
-            yield from insert_many(self.collection, [following])
+            yield from insert_many(self.rows_collection, [following])
         return []
 
     def perform(self, moves: Sequence[Move]) -> Plan[None]:
@@ -200,7 +201,7 @@ class HistoryRows(Rule):
                 row["valid_from"] = max([first["valid_from"], *([last["valid_to"]] if last else [])])
             rows.append(row)
         if rows:
-            yield from insert_many(self.collection, rows)
+            yield from insert_many(self.rows_collection, rows)
 
     def row(self, identity: Any, revision: int, begins: Any, document: Raw | None) -> Raw:
         """A row of a state that holds."""
@@ -220,7 +221,7 @@ class HistoryRows(Rule):
         # In the order in which other rows have their fields.
         whole = {name: times.get(name, literal.get(name)) for name in row}
         stored = yield from find_one_and_update(
-            self.collection, by_id(row["_id"]), [{"$replaceWith": whole}], upsert=True, projection=HEAD
+            self.rows_collection, by_id(row["_id"]), [{"$replaceWith": whole}], upsert=True, projection=HEAD
         )
         assert stored is not None
         return stored
@@ -231,10 +232,12 @@ class HistoryRows(Rule):
             return {}
         if len(identities) == 1:
             newest = [("valid_from", DESCENDING)]
-            row = yield from find_one(self.collection, self.of(identities[0]), HEAD, sort=newest)
+            row = yield from find_one(self.rows_collection, self.of(identities[0]), HEAD, sort=newest)
             return {} if row is None else {freeze(identities[0]): {"valid_to": None, **row}}
         chosen = {"document_id": {"$in": list(identities)}}
-        rows = yield from find(self.collection, chosen, HEAD, sort=[("document_id", 1), ("valid_from", 1)])
+        rows = yield from find(
+            self.rows_collection, chosen, HEAD, sort=[("document_id", 1), ("valid_from", 1)]
+        )
         # Somebody may have removed the end of a row; then it has none.
         return {freeze(row["document_id"]): {"valid_to": None, **row} for row in rows}
 
@@ -247,8 +250,8 @@ class HistoryRows(Rule):
         still_open = [row["_id"] for row in lasts.values() if row["valid_to"] is None]
         if still_open:
             chosen = {"_id": {"$in": still_open}}
-            yield from update_many(self.collection, chosen, _ended(gone=True))
-            for row in (yield from find(self.collection, chosen, HEAD)):
+            yield from update_many(self.rows_collection, chosen, _ended(gone=True))
+            for row in (yield from find(self.rows_collection, chosen, HEAD)):
                 lasts[freeze(row["document_id"])] = row
         return lasts
 
@@ -258,13 +261,16 @@ class HistoryRows(Rule):
         if len(moves) == 1:
             (move,) = moves
             row = yield from find_one_and_update(
-                self.collection, {**self.of(move.id), **OPEN}, _ended(move.after is None), projection=HEAD
+                self.rows_collection,
+                {**self.of(move.id), **OPEN},
+                _ended(move.after is None),
+                projection=HEAD,
             )
             if row is not None:
                 ended[freeze(move.id)] = row
         elif moves:
             chosen = {"document_id": {"$in": [move.id for move in moves]}, **OPEN}
-            rows = yield from find(self.collection, chosen, {"document_id": 1})
+            rows = yield from find(self.rows_collection, chosen, {"document_id": 1})
             keys = {freeze(row["document_id"]): row["_id"] for row in rows}
             for gone in (True, False):
                 some = [
@@ -273,8 +279,8 @@ class HistoryRows(Rule):
                     if (move.after is None) is gone and freeze(move.id) in keys
                 ]
                 if some:
-                    yield from update_many(self.collection, {"_id": {"$in": some}}, _ended(gone))
-            for row in (yield from find(self.collection, {"_id": {"$in": [*keys.values()]}}, HEAD)):
+                    yield from update_many(self.rows_collection, {"_id": {"$in": some}}, _ended(gone))
+            for row in (yield from find(self.rows_collection, {"_id": {"$in": [*keys.values()]}}, HEAD)):
                 ended[freeze(row["document_id"])] = row
         for move in moves:
             if freeze(move.id) not in ended:
@@ -287,7 +293,7 @@ class HistoryRows(Rule):
         if last is not None and last["valid_to"] is None:
             # Open all the same: somebody removed the field.
             ended = yield from find_one_and_update(
-                self.collection, by_id(last["_id"]), _ended(move.after is None)
+                self.rows_collection, by_id(last["_id"]), _ended(move.after is None)
             )
             assert ended is not None
             return ended
@@ -305,10 +311,12 @@ class HistoryRows(Rule):
     def _amend(self, move: Move) -> Plan[bool]:
         """Let a further write of one transaction belong to the state that it began; whether it does."""
         newest = [("valid_from", DESCENDING)]
-        row = yield from find_one(self.collection, self.of(move.id), sort=newest)
+        row = yield from find_one(self.rows_collection, self.of(move.id), sort=newest)
         if row is None:
             return False
-        committed = yield from outside(lambda: find_one(self.collection, by_id(row["_id"]), {"valid_to": 1}))
+        committed = yield from outside(
+            lambda: find_one(self.rows_collection, by_id(row["_id"]), {"valid_to": 1})
+        )
         if row.get("valid_to") is not None:
             if committed is None or committed.get("valid_to") is not None or move.after is None:
                 return False
@@ -316,9 +324,9 @@ class HistoryRows(Rule):
             if self.alike(row["document"], move.after):
                 yield from self._reopen(row)
                 return True
-            yield from update_one(self.collection, by_id(row["_id"]), {"$unset": {"deleted": 1}})
+            yield from update_one(self.rows_collection, by_id(row["_id"]), {"$unset": {"deleted": 1}})
             number, begins = row["revision"] + 1, row["valid_to"]
-            yield from insert_many(self.collection, [self.row(move.id, number, begins, move.after)])
+            yield from insert_many(self.rows_collection, [self.row(move.id, number, begins, move.after)])
             return True
         if committed is not None:
             return False
@@ -328,25 +336,25 @@ class HistoryRows(Rule):
     def _amend_own(self, row: Raw, after: Raw | None) -> Plan[None]:
         """Change a state that this very transaction began."""
         earlier = {**self.of(row["document_id"]), "revision": row["revision"] - 1}
-        last = yield from find_one(self.collection, earlier)
+        last = yield from find_one(self.rows_collection, earlier)
         before = None
         if last is not None and last.get("valid_to") == row["valid_from"] and not last.get("deleted"):
             before = last["document"]
         if after is not None and (before is None or not self.alike(before, after)):
             yield from update_one(
-                self.collection, by_id(row["_id"]), {"$set": {"document": self.state(after)}}
+                self.rows_collection, by_id(row["_id"]), {"$set": {"document": self.state(after)}}
             )
             return
-        yield from delete_one(self.collection, by_id(row["_id"]))
+        yield from delete_one(self.rows_collection, by_id(row["_id"]))
         if last is not None and before is not None:
             if after is not None:
                 yield from self._reopen(last)
             else:
-                yield from update_one(self.collection, by_id(last["_id"]), {"$set": {"deleted": True}})
+                yield from update_one(self.rows_collection, by_id(last["_id"]), {"$set": {"deleted": True}})
 
     def _reopen(self, row: Raw) -> Plan[None]:
         update = {"$set": {"valid_to": None}, "$unset": {"deleted": 1}}
-        yield from update_one(self.collection, by_id(row["_id"]), update)
+        yield from update_one(self.rows_collection, by_id(row["_id"]), update)
 
 
 def _ended(gone: bool) -> list[Raw]:

@@ -17,13 +17,15 @@ def trim(rule: HistoryRows, now: dt.datetime, dry_run: bool) -> Plan[int]:
     if stages is None:
         return 0
     if dry_run:
-        rows = yield from aggregate(rule.collection, [*stages, {"$count": "n"}], allowDiskUse=True)
+        rows = yield from aggregate(rule.rows_collection, [*stages, {"$count": "n"}], allowDiskUse=True)
         return rows[0]["n"] if rows else 0
     removed, most = 0, rule.limits.history_trim_page
     chosen: list[Raw] = [*stages, {"$limit": most}, {"$project": {"_id": 1}}]
-    while rows := (yield from aggregate(rule.collection, chosen, allowDiskUse=True)):
+    while rows := (yield from aggregate(rule.rows_collection, chosen, allowDiskUse=True)):
         ids = [row["_id"] for row in rows]
-        removed += (yield from delete_many(rule.collection, {"_id": {"$in": ids}, **ENDED})).deleted_count
+        removed += (
+            yield from delete_many(rule.rows_collection, {"_id": {"$in": ids}, **ENDED})
+        ).deleted_count
         if len(rows) < most:
             break
     return removed

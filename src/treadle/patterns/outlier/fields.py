@@ -68,7 +68,7 @@ class OutlierFields(ArrayRule):
         self.moves_path = f"{self.state}.moves"
         self.count_path = count_path or f"{self.state}.count"
         self.field = place.field.stored
-        self.collection = declared.overflow
+        self.overflow_collection = declared.overflow
         self.owner, self.item = self._names(place, declared)
         # Of an overflow document: the field of its items, or its one item; of its number; and of that in the
         # other layout.
@@ -135,7 +135,7 @@ class OutlierFields(ArrayRule):
             f"{place.entry.model.__name__}_{place.field.name}_overflow",
             (Document,),
             {"__annotations__": annotations, "__module__": __name__},
-            collection=self.collection,
+            collection=self.overflow_collection,
             validation=place.entry.model.__treadle__.validation,
             indexes=indexes,
         )
@@ -236,9 +236,9 @@ class OutlierFields(ArrayRule):
     def other_layout(self) -> DataError:
         stored = "page" if self.form == "documents" else "documents"
         return DataError(
-            f"{self.place.label} has layout={self.form!r}, but {self.collection} holds overflow in the "
-            f"layout {stored!r}; declare layout={stored!r} again, or read the items with it and insert the "
-            "documents anew with another overflow=",
+            f"{self.place.label} has layout={self.form!r}, but {self.overflow_collection} holds overflow in "
+            f"the layout {stored!r}; declare layout={stored!r} again, or read the items with it and "
+            "insert the documents again with another overflow=",
             code="overflow-layout",
         )
 

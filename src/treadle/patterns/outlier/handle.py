@@ -120,7 +120,7 @@ class ArrayHandle:
         # An older document, that nobody has counted yet.
         items: Any = {"$size": f"${rule.field}"} if rule.form == "page" else 1
         stages = [{"$match": rule.owned(self.key)}, {"$group": {"_id": None, "n": {"$sum": items}}}]
-        rows = yield from aggregate(rule.collection, stages)
+        rows = yield from aggregate(rule.overflow_collection, stages)
         return sum(int(row["n"]) for row in [owner, *rows])
 
     @steadily
@@ -132,7 +132,7 @@ class ArrayHandle:
         if owner["embedded"] or not rule.flagged(owner):
             return bool(owner["embedded"])
         held = {**rule.owned(self.key), rule.content: {"$eq": dumped}}
-        return (yield from find_one(rule.collection, held, {"_id": 1})) is not None
+        return (yield from find_one(rule.overflow_collection, held, {"_id": 1})) is not None
 
     @steadily
     def page(self, number: int, size: int) -> Plan[list[Any]]:
@@ -157,18 +157,20 @@ class ArrayHandle:
         order = [(rule.order, 1)]
         if rule.form == "documents":
             rows = yield from find(
-                rule.collection, condition, {rule.item: 1}, sort=order, skip=skip, limit=size
+                rule.overflow_collection, condition, {rule.item: 1}, sort=order, skip=skip, limit=size
             )
             return [row[rule.item] for row in rows]
         keys: list[Any] = []
         begin = covered = 0
-        for row in (yield from find(rule.collection, condition, {"page": 1, "count": 1}, sort=order)):
+        for row in (
+            yield from find(rule.overflow_collection, condition, {"page": 1, "count": 1}, sort=order)
+        ):
             length = row.get("count", 0)
             if covered + length > skip and covered < skip + size:
                 begin = begin if keys else skip - covered
                 keys.append(row["_id"])
             covered += length
-        pages = yield from find(rule.collection, {"_id": {"$in": keys}}, sort=order)
+        pages = yield from find(rule.overflow_collection, {"_id": {"$in": keys}}, sort=order)
         items = [item for each in pages for item in rule.contents(each)]
         return items[begin : begin + size]
 
@@ -202,7 +204,7 @@ class ArrayReader:
             self.over = not rule.flagged(owner)
             return rule.load(rule.embedded(owner))
         many = ARRAY_PAGES_MAX if rule.form == "page" else ARRAY_DOCUMENTS_MAX
-        pages = yield from find(rule.collection, self._rest, sort=[(rule.order, 1)], limit=many)
+        pages = yield from find(rule.overflow_collection, self._rest, sort=[(rule.order, 1)], limit=many)
         items = [item for each in pages for item in rule.contents(each)]
         self.over = len(pages) < many
         if pages:

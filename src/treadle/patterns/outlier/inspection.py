@@ -61,7 +61,7 @@ def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
         "other": {"$sum": {"$cond": [{"$and": other}, 1, 0]}},
     }
     stages: list[Raw] = [{"$match": {rule.owner: {"$in": list(keys)}}}, {"$group": group}]
-    rows = yield from aggregate(rule.collection, stages)
+    rows = yield from aggregate(rule.overflow_collection, stages)
     return {freeze(row["_id"]): row for row in rows}
 
 
@@ -77,7 +77,7 @@ def _lengths(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
 def _compare(rule: OutlierFields, document: Raw, embedded: int, row: Raw) -> list[tuple[str, Any, Any]]:
     """(path, stored, expected) of what is wrong in one document."""
     if row.get("other"):
-        return [(rule.collection, f"{row['other']} documents in another layout", "none")]
+        return [(rule.overflow_collection, f"{row['other']} documents in another layout", "none")]
     wrong: list[tuple[str, Any, Any]] = []
     if not isinstance(rule.value(document, rule.path), list):
         wrong.append((rule.path, rule.value(document, rule.path), []))
@@ -90,9 +90,9 @@ def _compare(rule: OutlierFields, document: Raw, embedded: int, row: Raw) -> lis
     if rule.flag_path is not None and (rule.value(document, rule.flag_path) is True) != overflowing:
         wrong.append((rule.flag_path, rule.value(document, rule.flag_path), overflowing))
     if row.get("wrong"):
-        wrong.append((f"{rule.collection}.count", row["counted"], row["items"]))
+        wrong.append((f"{rule.overflow_collection}.count", row["counted"], row["items"]))
     if row.get("empty"):
-        wrong.append((f"{rule.collection}.{rule.content}", f"{row['empty']} empty pages", "none"))
+        wrong.append((f"{rule.overflow_collection}.{rule.content}", f"{row['empty']} empty pages", "none"))
     last = rule.value(document, rule.last_path)
     needed = row.get("last") if overflowing else None
     if (last is None) != (needed is None) or (last is not None and needed is not None and last < needed):
@@ -111,7 +111,7 @@ def _repeated_in_overflow(rule: OutlierFields, document: Raw) -> Plan[list[Any]]
         {"$match": {"$or": [{"n": {"$gt": 1}}, {"embedded": 1}]}},
         {"$limit": ARRAY_REPEATED_MAX},
     ]
-    rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
+    rows = yield from aggregate(rule.overflow_collection, stages, allowDiskUse=True)
     return [row["_id"] for row in rows]
 
 
@@ -145,10 +145,12 @@ def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
 def orphans(rule: OutlierFields) -> Plan[list[Finding]]:
     """Overflow of documents that do not exist."""
     rows = yield from _orphans(rule)
-    findings = [rule.finding(row["_id"], rule.collection, row["n"], 0) for row in rows]
-    for row in (yield from aggregate(rule.collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])):
+    findings = [rule.finding(row["_id"], rule.overflow_collection, row["n"], 0) for row in rows]
+    for row in (
+        yield from aggregate(rule.overflow_collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])
+    ):
         stored = f"{row['n']} documents without {rule.owner}"
-        findings.append(rule.finding(None, rule.collection, stored, "none"))
+        findings.append(rule.finding(None, rule.overflow_collection, stored, "none"))
     return findings
 
 
@@ -160,12 +162,12 @@ def _nobodys(rule: OutlierFields) -> Raw:
 def require_layout(rule: OutlierFields) -> Plan[None]:
     """Refuse overflow that was written under another declaration, before its indexes are changed."""
     other = {rule.content: {"$exists": False}, rule.other_order: {"$exists": True}}
-    if (yield from find_one(rule.collection, other, {"_id": 1})) is not None:
+    if (yield from find_one(rule.overflow_collection, other, {"_id": 1})) is not None:
         raise rule.other_layout()
-    if (yield from find_one(rule.collection, _nobodys(rule), {"_id": 1})) is not None:
+    if (yield from find_one(rule.overflow_collection, _nobodys(rule), {"_id": 1})) is not None:
         raise DataError(
-            f"{rule.place.label}: {rule.collection} holds documents without {rule.owner!r}, which is to name "
-            "their owner; declare owner= as they have it, or rename their field first",
+            f"{rule.place.label}: {rule.overflow_collection} holds documents without {rule.owner!r}, which "
+            "is to name their owner; declare owner= as they have it, or rename their field first",
             code="overflow-layout",
         )
 
@@ -180,7 +182,7 @@ def _orphans(rule: OutlierFields) -> Plan[list[Raw]]:
         {"$project": {"n": 1}},
         {"$limit": ARRAY_ORPHANS_MAX},
     ]
-    return (yield from aggregate(rule.collection, stages, allowDiskUse=True))
+    return (yield from aggregate(rule.overflow_collection, stages, allowDiskUse=True))
 
 
 def remove_orphans(rule: OutlierFields) -> Plan[None]:
@@ -196,8 +198,8 @@ def remove_orphans(rule: OutlierFields) -> Plan[None]:
 def _remove_orphan(rule: OutlierFields, key: Any) -> Plan[bool]:
     # Those very documents: an owner that is inserted meanwhile brings its own.
     # One that names no owner is nobody's: it would be found by an owner of None, too.
-    pages = yield from find(rule.collection, {rule.owner: {"$eq": key, "$exists": True}}, {"_id": 1})
+    pages = yield from find(rule.overflow_collection, {rule.owner: {"$eq": key, "$exists": True}}, {"_id": 1})
     if not pages or (yield from find_one(rule.target.collection, by_id(key), {"_id": 1})) is not None:
         return False
-    yield from delete_many(rule.collection, {"_id": {"$in": [page["_id"] for page in pages]}})
+    yield from delete_many(rule.overflow_collection, {"_id": {"$in": [page["_id"] for page in pages]}})
     return True

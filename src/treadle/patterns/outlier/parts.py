@@ -68,7 +68,7 @@ class Move:
         operations += [ReplaceOne({"_id": page["_id"]}, page) for page in self.changed.values()]
         operations += [InsertOne({"_id": ObjectId(), **page}) for page in self.made]
         if operations:
-            yield from bulk_write(rule.collection, operations)
+            yield from bulk_write(rule.overflow_collection, operations)
 
 
 def in_order(rule: OutlierFields, owner: Raw) -> Plan[Move | None]:
@@ -78,7 +78,7 @@ def in_order(rule: OutlierFields, owner: Raw) -> Plan[Move | None]:
     an item under `unique=True`, of which the first stays.
     """
     key = owner["_id"]
-    pages = yield from find(rule.collection, rule.owned(key), sort=[(rule.order, 1), ("_id", 1)])
+    pages = yield from find(rule.overflow_collection, rule.owned(key), sort=[(rule.order, 1), ("_id", 1)])
     given = rule.embedded(owner)
     embedded = distinct(given) if rule.unique else given
     excess, embedded = embedded[rule.limit :], embedded[: rule.limit]
@@ -147,7 +147,7 @@ def refill(move: Move, left: Sequence[Any]) -> Plan[None]:
         many = ARRAY_PAGES_MAX
         if rule.form == "documents":
             many = rule.refilled - len(embedded) + len(move.gone)
-        pages = yield from find(rule.collection, condition, sort=[(rule.order, 1)], limit=many)
+        pages = yield from find(rule.overflow_collection, condition, sort=[(rule.order, 1)], limit=many)
         if not pages:
             break
         condition = {**condition, rule.order: {"$gt": pages[-1][rule.order]}}

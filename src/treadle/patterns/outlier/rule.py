@@ -93,9 +93,9 @@ class OutlierRule(OutlierFields):
 
     def after(self, batch: Batch, changes: Changes) -> Plan[None]:
         if overflow := batch.notes[self]:
-            yield from insert_many(self.collection, overflow)
+            yield from insert_many(self.overflow_collection, overflow)
         if removed := [each["_id"] for each in batch.removed]:
-            yield from delete_many(self.collection, {self.owner: {"$in": removed}})
+            yield from delete_many(self.overflow_collection, {self.owner: {"$in": removed}})
 
     # -- set-up, proof and repair -----------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class OutlierRule(OutlierFields):
         self, existing: Mapping[str, Raw], missing: Mapping[str, list[IndexModel]]
     ) -> Plan[None]:
         """Refuse overflow that was stored by another layout."""
-        if self.collection in existing and missing.get(self.collection):
+        if self.overflow_collection in existing and missing.get(self.overflow_collection):
             yield from inspection.require_layout(self)
 
     def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:

@@ -157,7 +157,7 @@ class Extend(ArrayWork[list[bool]]):
             return None
         if rule.unique:
             known = yield from find_one(
-                rule.collection, {**self.of_owner, rule.content: {"$eq": items[0]}}, {"_id": 1}
+                rule.overflow_collection, {**self.of_owner, rule.content: {"$eq": items[0]}}, {"_id": 1}
             )
             if known is not None:
                 return [False]
@@ -166,14 +166,14 @@ class Extend(ArrayWork[list[bool]]):
             return None
         if rule.form == "documents":
             made, _ = rule.pages(self.key, items, last - number)
-            yield from insert_many(rule.collection, made)
+            yield from insert_many(rule.overflow_collection, made)
         else:
             condition = {**self.of_owner, "page": last, "count": {"$lte": rule.page_size - number}}
             if not rule.small:
                 room = rule.limits.array_bytes_max - sum(map(weight, items))
                 condition["$expr"] = {"$lte": [{"$bsonSize": "$$ROOT"}, room]}
             push = {"$push": {rule.field: {"$each": items}}, "$inc": {"count": number}}
-            result = yield from update_one(rule.collection, condition, push)
+            result = yield from update_one(rule.overflow_collection, condition, push)
             if not result.matched_count:
                 last = yield from self._begin_page(last)
         self._met(last)
@@ -208,7 +208,7 @@ class Extend(ArrayWork[list[bool]]):
         rule = self.rule
         room = yield from self._fill(last, self.items)
         made, number = rule.pages(self.key, self.items[room:], last)
-        yield from insert_many(rule.collection, made)
+        yield from insert_many(rule.overflow_collection, made)
         yield from update_one(self.entry.collection, by_id(self.key), {"$set": {rule.last_path: number}})
         return number
 
@@ -217,12 +217,12 @@ class Extend(ArrayWork[list[bool]]):
         rule, room = self.rule, 0
         projection = {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}
         stages = [{"$match": {**self.of_owner, "page": last}}, {"$project": projection}]
-        for page in (yield from aggregate(rule.collection, stages)):
+        for page in (yield from aggregate(rule.overflow_collection, stages)):
             spare = max(0, rule.page_size - page.get("count", rule.page_size))
             room = fitting(items, spare, rule.limits.array_bytes_max - page["bytes"])
             if room:
                 push = {"$push": {rule.field: {"$each": items[:room]}}, "$inc": {"count": room}}
-                yield from update_one(rule.collection, {"_id": page["_id"]}, push)
+                yield from update_one(rule.overflow_collection, {"_id": page["_id"]}, push)
         return room
 
     def _plan(self, owner: Raw) -> Plan[tuple[list[bool], Move | None]]:
@@ -253,11 +253,13 @@ class Extend(ArrayWork[list[bool]]):
         rule = self.rule
         condition = {**self.of_owner, rule.content: {"$in": self.items}}
         if rule.form == "documents":
-            rows = yield from find(rule.collection, condition, {rule.item: 1})
+            rows = yield from find(rule.overflow_collection, condition, {rule.item: 1})
             return [row[rule.item] for row in rows]
         ours = {"$in": ["$$this", {"$literal": self.items}]}
         among = {"$filter": {"input": f"${rule.field}", "cond": ours}}
-        rows = yield from aggregate(rule.collection, [{"$match": condition}, {"$project": {"items": among}}])
+        rows = yield from aggregate(
+            rule.overflow_collection, [{"$match": condition}, {"$project": {"items": among}}]
+        )
         return [item for row in rows for item in row["items"]]
 
 
@@ -310,7 +312,9 @@ class Remove(ArrayWork[int]):
         move = Move(rule, owner, left if removed else None, 0, last)
         if last is not None:
             pages = yield from find(
-                rule.collection, {**self.of_owner, rule.content: {"$eq": self.item}}, sort=[(rule.order, 1)]
+                rule.overflow_collection,
+                {**self.of_owner, rule.content: {"$eq": self.item}},
+                sort=[(rule.order, 1)],
             )
             for page in pages:
                 held = rule.contents(page)
