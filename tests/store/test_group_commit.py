@@ -1,7 +1,7 @@
 """What calls promise each other that go to the server in groups, for tasks and for threads.
 
 Covers: store/async_batching, store/targets, store/waiting, store/deadline, store/shared_commands
-Covers: engine/salvage, plan/server_errors, graph/write
+Covers: engine/salvage, plan/server_errors
 """
 
 from __future__ import annotations

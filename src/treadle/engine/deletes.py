@@ -7,7 +7,7 @@ out, so every rule sees a deletion.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -28,14 +28,14 @@ from treadle.engine.documents import (
 )
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
-from treadle.engine.updates import UpdateMany, follow_own, merges_by_id, single_id
+from treadle.engine.updates import UpdateMany, follow_own, merges_by_id
 from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded, upgraded_leniently
 from treadle.errors import DataError, UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.write import ChunkedWrite, Write, confined
+from treadle.graph.write import ChunkedWrite, Selector, Write
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -167,14 +167,18 @@ class Delete(_Delete, Write[D | None]):
         return None if outcome is None else as_written(self.entry, outcome)
 
     def smaller(self) -> Plan[list[ChunkedWrite]]:
-        return (yield from smaller_first(self.entry, self.filter, limit=1))
+        return (yield from smaller_first(self.selector, limit=1))
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        return self.selector.targets
 
     # -- several as one ------------------------------------------------------------------------
 
     @property
     def key(self) -> ObjectId | None:
         """The id of the one document that it means; None where it may mean another."""
-        return single_id(self.entry, self.filter)
+        return self.selector.single_id
 
     def merges(self, other: Write[Any]) -> bool:
         if type(other) is not Delete or other.entry is not self.entry or not merges_by_id(self.entry):
@@ -221,7 +225,7 @@ class DeleteMany(_Delete, ChunkedWrite):
         self.filter = parse_filter(entry.paths.fields, filter) if purged is None else purged
 
     def command(self) -> Plan[int] | None:
-        return self._delete_alone() if self._is_plain and self.keys is None else None
+        return self._delete_alone() if self._is_plain and self.ids is None else None
 
     def _delete_alone(self) -> Plan[int]:
         entry = self.entry
@@ -235,7 +239,7 @@ class DeleteMany(_Delete, ChunkedWrite):
     def apply(self, changes: Changes) -> Plan[int]:
         most = DELETE_TOGETHER_MAX
         limit = most + 1 if self.is_indivisible else 0
-        befores = yield from find(self.entry.collection, confined(self.filter, self.keys), limit=limit)
+        befores = yield from find(self.entry.collection, self.selector.filter, limit=limit)
         if self._inseparable is not None and len(befores) > most:
             raise UsageError(
                 f"more than {most:,} {self.entry.model.__name__} documents match"
@@ -246,7 +250,7 @@ class DeleteMany(_Delete, ChunkedWrite):
         return len(befores)
 
     def smaller(self) -> Plan[list[ChunkedWrite]]:
-        return (yield from smaller_first(self.entry, confined(self.filter, self.keys)))
+        return (yield from smaller_first(self.selector))
 
 
 # -- in a commit -----------------------------------------------------------------------------------
@@ -325,12 +329,13 @@ def _too_large(entry: ModelEntry[Any], rule: DerivedRule) -> UsageError:
     )
 
 
-def smaller_first(entry: ModelEntry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWrite]]:
+def smaller_first(selector: Selector, limit: int = 0) -> Plan[list[ChunkedWrite]]:
     """Return the writes to do first, in chunks, where too many documents refer to those to be deleted.
 
     Each chunk is consistent, and what remains afterwards is small. A deletion
     that is interrupted here continues when it is called again.
     """
+    entry, condition = selector
     shown = {"_id": 1, **dict.fromkeys((rule.match.path for rule in copies_of(entry, None)), 1)}
     rows = yield from find(entry.collection, condition, shown, limit=limit)
     yield from check_restrictions(restricting(entry), rows)

@@ -295,16 +295,12 @@ def _undo(entry: ModelEntry[Any], befores: Mapping[Any, Raw], afters: Iterable[R
     """Write back what documents were, where they were not written concurrently."""
     for after in afters:
         before = befores.get(freeze(after["_id"]))
-        if before is None:
+        if before is None or before == after:
             continue
-        changed = [
-            name for name in {**before, **after} if before.get(name, _ABSENT) != after.get(name, _ABSENT)
-        ]
+        changed = [name for name in {**before, **after} if _differs(before, after, (name,))]
         as_left = {name: {"$eq": after[name]} if name in after else {"$exists": False} for name in changed}
-        update: Raw = {
-            "$set": {name: before[name] for name in changed if name in before},
-            "$unset": dict.fromkeys((name for name in changed if name not in before), ""),
-        }
-        wanted = {operator: values for operator, values in update.items() if values}
-        if wanted:
-            yield from update_one(entry.collection, {**by_id(after["_id"]), **as_left}, wanted)
+        values = {name: {"$literal": before[name]} for name in changed if name in before}
+        removed = {name: "$$REMOVE" for name in changed if name not in before}
+        yield from update_one(
+            entry.collection, {**by_id(after["_id"]), **as_left}, [{"$set": {**values, **removed}}]
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any, TypeVar
 
 from pymongo.errors import BulkWriteError, WriteError
@@ -71,25 +73,29 @@ class Insert(Write[list[D]]):
         self._reserved: list[ReservedId | None] = [
             reserve_id(document) if reserves else None for document in self.documents
         ]
-        altered: list[Any] = []
-        self.raws = dump_all(entry, self.documents, altered)
-        for raw, reserved in zip(self.raws, self._reserved, strict=True):
-            if reserved is not None:
-                raw["_id"] = reserved.value
-        # The documents as a later read will give them, if Treadle maintains nothing in them.
-        pairs = zip(self.documents, self.raws, strict=True)
-        self._as_stored = [as_stored(entry, document, raw, altered) for document, raw in pairs]
-        if len(self.raws) > 1:
-            check_batch(self.raws, entry.model.__name__)
-        for raw in self.raws:
-            raw.pop(RESERVED, None)
-            for path, value in derived.blanks.items():
-                put(raw, path, copy.deepcopy(value))
+        self.raws, self._as_stored = self._encode()
         # Per document whether nothing can refer to it yet.
         self._fresh = [reserved is not None for reserved in self._reserved]
         # By rule and frozen id what a caller passed along.
         ids = [freeze(raw["_id"]) for raw in self.raws] if given else []
         self._given = {rule: dict(zip(ids, each, strict=True)) for rule, each in (given or {}).items()}
+
+    def _encode(self) -> tuple[list[Raw], list[D]]:
+        """The documents to store, and as a later read will give them if Treadle maintains nothing in them."""
+        entry, altered = self.entry, list[Any]()
+        raws = dump_all(entry, self.documents, altered)
+        for raw, reserved in zip(raws, self._reserved, strict=True):
+            if reserved is not None:
+                raw["_id"] = reserved.value
+        pairs = zip(self.documents, raws, strict=True)
+        stored = [as_stored(entry, document, raw, altered) for document, raw in pairs]
+        if len(raws) > 1:
+            check_batch(raws, entry.model.__name__)
+        for raw in raws:
+            raw.pop(RESERVED, None)
+            for path, value in self._derived.blanks.items():
+                put(raw, path, copy.deepcopy(value))
+        return raws, stored
 
     def command(self) -> Plan[list[Raw]] | None:
         derived = self._derived
@@ -104,18 +110,19 @@ class Insert(Write[list[D]]):
     def _batch(self, raws: Sequence[Raw]) -> Batch:
         return Batch([(None, raw) for raw in raws], self._fresh, self._given)
 
-    # -- several as one ------------------------------------------------------------------------
-
     @property
     def targets(self) -> frozenset[Hashable]:
         fed = [(rule.target, rule.match) for rule in self._derived.fed]
-        copied = [(rule.source, rule.on) for rule in self._derived.copies if rule.guards_source]
+        read = [(rule.source, rule.on) for rule in self._derived.copies if rule.guards_source]
         return frozenset(
-            (model.collection, key)
-            for model, reference in [*fed, *copied]
+            (model.collection, freeze(each))
+            for model, key in [*fed, *read]
+            if key.is_local
             for raw in self.raws
-            for key in reference.of(raw)
+            for each in key.of(raw)
         )
+
+    # -- several as one ------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
@@ -152,15 +159,7 @@ class Insert(Write[list[D]]):
 
     def apply(self, changes: Changes) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self._for_attempt()
-        gathered: list[tuple[list[Raw], list[DerivedRule]]] = []
-        if derived.written:
-            known, new = (
-                [raw for raw, is_fresh in zip(raws, self._fresh, strict=True) if is_fresh is wanted]
-                for wanted in (False, True)
-            )
-            # No document refers to a fresh id; to the alternate key of a new document any may.
-            gathered = [(known, derived.written), (new, derived.by_alternate_key)]
-            gathered = [(some, rules) for some, rules in gathered if some and rules]
+        gathered = self._gathering(raws)
         for some, rules in gathered:
             yield from fill_aggregates(entry, rules, some)
         yield from self._store(raws, changes)
@@ -171,9 +170,19 @@ class Insert(Write[list[D]]):
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
             require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
         yield from changes.add(entry, [(None, raw) for raw in raws])
-        fresh = zip(raws, self._fresh, strict=True)
-        changes.note_new_ids(entry, [raw["_id"] for raw, is_fresh in fresh if is_fresh])
+        changes.note_new_ids(entry, [raw["_id"] for raw in compress(raws, self._fresh)])
         return raws
+
+    def _gathering(self, raws: list[Raw]) -> list[tuple[list[Raw], list[DerivedRule]]]:
+        """The documents that may have sources already, each with the rules that gather these."""
+        written, by_alternate_key = self._derived.written, self._derived.by_alternate_key
+        if not written:
+            return []
+        fresh = list(compress(raws, self._fresh))
+        known = list(compress(raws, map(not_, self._fresh)))
+        # No document refers to a fresh id; to the alternate key of a new document any may.
+        gathered = [(known, written), (fresh, by_alternate_key)]
+        return [(some, rules) for some, rules in gathered if some and rules]
 
     def _store(self, raws: list[Raw], changes: Changes, *, alone: bool = False) -> Plan[list[Raw]]:
         """Store the documents, with what rules put into them and write beside them.

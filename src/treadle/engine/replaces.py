@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from treadle.engine.aggregation import fill_aggregates
@@ -38,6 +39,7 @@ from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, replace_one
 from treadle.query.comparison import identical
+from treadle.query.keys import freeze
 from treadle.query.paths import has, put, value_at
 
 D = TypeVar("D", bound=Document)
@@ -68,6 +70,10 @@ class Replace(Write[D]):
     @property
     def selector(self) -> Selector:
         return Selector(self.entry, self._filter())
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        return frozenset({(self.entry.collection, freeze(self.raw["_id"]))})
 
     def _refusal(self) -> Plan[TreadleError]:
         """The error where there is no such document."""
@@ -247,6 +253,10 @@ class Restore(Write[D | None]):
         self.entry = entry
         self._path = require_soft_delete(entry, "restore")
         self.filter = {**by_id(entry.ids.encode(identity)), **entry.deleted.filter()}
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        return self.selector.targets
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         before = yield from find_one(self.entry.collection, self.filter)

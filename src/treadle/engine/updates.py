@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.derived import aggregates_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Returns
-from treadle.graph.write import ChunkedWrite, CommitNeeded, Write, confined
+from treadle.graph.write import ChunkedWrite, CommitNeeded, Selector, Write
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.codec import Codec
 from treadle.model.document import Document
@@ -114,12 +114,10 @@ class _Update:
         the filter as they were stored, whether or not they do now.
         """
         entry, keys = self.entry, [each["_id"] for each in befores]
-        outdated: list[Any] = []
-        if entry.versions.is_versioned:
-            outdated = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
-            if outdated:
-                server = yield from server_facts()
-                server.require_transactions(f"an update of an outdated {entry.model.__name__}")
+        outdated = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
+        if outdated:
+            server = yield from server_facts()
+            server.require_transactions(f"an update of an outdated {entry.model.__name__}")
             befores = yield from upgrade_stored(entry, befores, changes)
         with self._translated():
             afters = yield from write(keys, outdated)
@@ -239,13 +237,17 @@ class Update(_Update, Write[D | None]):
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else as_written(self.entry, outcome)
 
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        return self.selector.targets
+
     # -- several as one ------------------------------------------------------------------------
 
     @property
     def key(self) -> ObjectId | None:
         """The id of the one document that it means; None where it may mean another."""
         simple = not self.options and self.sort is None and self.returns == "after"
-        return single_id(self.entry, self.filter) if simple else None
+        return self.selector.single_id if simple else None
 
     def merges(self, other: Write[Any]) -> bool:
         if type(other) is not Update or other.entry is not self.entry or not merges_by_id(self.entry):
@@ -261,12 +263,6 @@ def check_returns(returns: Any) -> None:
     """Refuse what is neither of the two documents that an update can return."""
     if returns not in ("after", "before"):
         raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
-
-
-def single_id(entry: ModelEntry[Any], filter: Raw) -> ObjectId | None:
-    """Return the id of the one document that a filter means and that nothing else is asked of."""
-    identity = filter.get("_id")
-    return identity if type(identity) is ObjectId and filter == entry.filter_for_id(identity) else None
 
 
 def merges_by_id(entry: ModelEntry[Any]) -> bool:
@@ -406,7 +402,7 @@ class UpdateMany(_Update, ChunkedWrite):
         self.filter = parse_filter(entry.paths.fields, filter)
 
     def command(self) -> Plan[int] | None:
-        return self._update_alone() if self._is_plain and self.keys is None and not self._collides else None
+        return self._update_alone() if self._is_plain and self.ids is None and not self._collides else None
 
     @property
     def _collides(self) -> bool:
@@ -437,7 +433,7 @@ class UpdateMany(_Update, ChunkedWrite):
                 raise
 
     def apply(self, changes: Changes) -> Plan[int]:
-        befores = yield from find(self.entry.collection, confined(self.filter, self.keys))
+        befores = yield from find(self.entry.collection, self.selector.filter)
         if befores:
             yield from self._apply(befores, self._write, changes)
         return len(befores)
@@ -446,7 +442,8 @@ class UpdateMany(_Update, ChunkedWrite):
         as_stored = {freeze(key) for key in outdated}
         others = [key for key in keys if freeze(key) not in as_stored]
         if others:
-            yield from update_many(self.entry.collection, confined(self.filter, others), self.update)
+            chosen = Selector(self.entry, self.filter).within(others).filter
+            yield from update_many(self.entry.collection, chosen, self.update)
         if outdated:
             yield from update_many(self.entry.collection, {"_id": {"$in": outdated}}, self.update)
         return (yield from by_ids(self.entry.collection, keys))
@@ -477,22 +474,27 @@ def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan
 def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     derived = derivation(entry)
     stages, afters = derived.formula_stages, [after for _, after in pairs]
-    filled = afters
+    if not (derived.fills or stages):
+        return afters
+    filled = copy.deepcopy(afters)
     if derived.fills:
-        filled = copy.deepcopy(afters)
         yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
-    updates = []
+    updates = {}
     for written, after in zip(afters, filled, strict=True):
-        sets = changed_fields(written, after)
-        if sets or stages:
-            updates.append((by_id(after["_id"]), [*([{"$set": sets}] if sets else []), *stages]))
-    if not updates:
-        return filled
-    if len(filled) == 1:
-        again = yield from find_one_and_update(entry.collection, *updates[0])
+        pipeline = _filling(changed_fields(written, after), stages)
+        if pipeline:
+            updates[freeze(after["_id"])] = by_id(after["_id"]), pipeline
+    if len(filled) == 1 and updates:
+        ((chosen, pipeline),) = updates.values()
+        again = yield from find_one_and_update(entry.collection, chosen, pipeline)
         return [again] if again is not None else filled
-    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
-    if not stages:
-        return filled
-    now = yield from by_ids(entry.collection, [each["_id"] for each in filled])
-    return [now[freeze(each["_id"])] for each in filled]
+    if updates:
+        operations = [UpdateOne(*each) for each in updates.values()]
+        yield from bulk_write(entry.collection, operations, ordered=False)
+    now = (yield from by_ids(entry.collection, [each["_id"] for each in filled])) if stages else {}
+    return [now.get(freeze(each["_id"]), each) for each in filled]
+
+
+def _filling(sets: Raw, stages: Sequence[Raw]) -> list[Raw]:
+    """The update of a document that sets these fields, and what follows from them."""
+    return [{"$set": sets}, *stages] if sets else list(stages)

@@ -6,7 +6,7 @@ what its filter says the document is equal to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 from treadle.engine.documents import as_written, filter_of, require_readable
@@ -57,6 +57,10 @@ class Upsert(Write[Upserted[D]]):
     def command(self) -> Plan[Raw] | None:
         update, insert = self._update.command(), self.insert.command()
         return None if update is None or insert is None else self._upsert_alone(update, insert)
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        return self._update.targets | self.insert.targets
 
     def publish(self) -> list[Any]:
         return self.insert.publish() if self.created else []

@@ -337,9 +337,8 @@ def split(merged: Sequence[tuple[Write[Any], list[Write[Any]]]], outcomes: Seque
 
 def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:
     """The ids of the next chunk of a bulk write, after the last one."""
-    condition, most, entry = write.filter, write.entry.limits.write_chunk, write.entry
-    if last is not None:
-        condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
+    most, entry = write.entry.limits.write_chunk, write.entry
+    condition = write.selector.after(last).filter
     rows = yield from find(entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=most)
     if not rows and last is not None and entry.ids.shape.kind != "scalar":
         # A range ends where the type of the ids changes; an expression compares across types.

@@ -189,7 +189,7 @@ class Layout(Generic[D]):
     ) -> Plan[D | None]:
         self._not_answered("update")
 
-    def bring_back(self, filter: Raw) -> Plan[bool]:
+    def bring_back(self, selector: Any) -> Plan[bool]:
         """Restore an archived document that a write is about; raises if that is refused.
 
         Returns whether the write finds a document now.

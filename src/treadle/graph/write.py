@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from bson import ObjectId
+
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
@@ -29,12 +31,41 @@ class Selector(NamedTuple):
     model: ModelEntry[Any]
     filter: Raw
 
+    @property
+    def single_id(self) -> ObjectId | None:
+        """The id of the one document that this means, and of which nothing else is asked."""
+        identity = self.filter.get("_id")
+        alone = type(identity) is ObjectId and self.filter == self.model.filter_for_id(identity)
+        return identity if alone else None
+
+    @property
+    def targets(self) -> frozenset[Hashable]:
+        """The one document whose id is asked for, as `Write.targets` names it."""
+        identity = self.filter.get("_id")
+        if isinstance(identity, dict):
+            identity = identity.get("$eq")
+        return frozenset() if identity is None else frozenset({(self.model.collection, freeze(identity))})
+
+    def within(self, ids: Sequence[Any] | None) -> Selector:
+        """Return the same confined to these ids; None for no bound."""
+        if ids is None:
+            return self
+        among = {"_id": {"$in": list(ids)}}
+        return self._replace(filter={"$and": [among, self.filter]} if self.filter else among)
+
+    def after(self, last: Any) -> Selector:
+        """Return the same for the ids after one, in the server's order; None for all."""
+        if last is None:
+            return self
+        further = {"_id": {"$gt": last}}
+        return self._replace(filter={"$and": [further, self.filter]} if self.filter else further)
+
 
 class Write(Generic[R]):
     """One write: what happens in its commit, and what its caller gets."""
 
     entry: ModelEntry[Any]
-    # The documents that it is about.
+    # The documents that it is about, where it updates, replaces or deletes.
     filter: Raw
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
@@ -66,10 +97,9 @@ class Write(Generic[R]):
     def targets(self) -> frozenset[Hashable]:
         """Return the documents that this write may conflict about; a contended group is split by them.
 
-        As far as they are known before it is applied.
+        Each as its collection and its frozen key. Those that only the server can tell are missing.
         """
-        filter = getattr(self, "filter", {})
-        return frozenset({(self.entry.collection, freeze(filter["_id"]))}) if "_id" in filter else frozenset()
+        return frozenset()
 
     def publish(self) -> list[Any]:
         """Make generated ids visible; returns those that other tasks learned too early.
@@ -114,13 +144,17 @@ class ChunkedWrite(Write[int]):
     # Whether it makes sense only for all documents at once.
     is_indivisible = False
     # The ids that it is confined to; None for all documents that match.
-    keys: list[Any] | None = None
+    ids: list[Any] | None = None
 
-    def within(self, keys: list[Any]) -> ChunkedWrite:
+    def within(self, ids: list[Any]) -> ChunkedWrite:
         """Return the same write of these documents only."""
         chunk = copy.copy(self)
-        chunk.keys = keys
+        chunk.ids = ids
         return chunk
+
+    @property
+    def selector(self) -> Selector:
+        return Selector(self.entry, self.filter).within(self.ids)
 
 
 class CommitNeeded(Exception):
@@ -133,10 +167,3 @@ class Blocked(DataError):
     def __init__(self, message: str, *, code: str, finish: Callable[[], Plan[None]]) -> None:
         super().__init__(message, code=code)
         self.finish = finish
-
-
-def confined(filter: Raw, keys: list[Any] | None) -> Raw:
-    """Return a filter confined to some ids."""
-    if keys is None:
-        return filter
-    return {"$and": [{"_id": {"$in": keys}}, filter]} if filter else {"_id": {"$in": keys}}

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from tests.patterns.archive.models import NOW, OLD, YEAR, Letter
 from treadle import Archive, Attributes, Document, History, Limits, Store
 from treadle.engine.document_layout import layout_of
+from treadle.graph.write import Selector
 from treadle.patterns.archive import moves
 
 
@@ -101,6 +102,6 @@ def test_a_write_finds_a_document_that_moves_while_it_looks_for_it(database, mon
 
     monkeypatch.setattr(moves, "find_one", look)
     layout = layout_of(store.graph.entry(Letter), store.write_path)
-    assert store.runner.run(layout.bring_back({"_id": 1}))
+    assert store.runner.run(layout.bring_back(Selector(layout.entry, {"_id": 1})))
     assert [] == racing
     assert "read" == store.update(Letter, 1, {"$set": {"text": "read"}}).text

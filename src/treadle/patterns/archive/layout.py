@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.write_path import BLOCKED_MAX
 from treadle.errors import DataError
-from treadle.graph.write import Write
+from treadle.graph.write import Selector, Write
 from treadle.model.document import Document
 from treadle.patterns.archive import moves
 from treadle.patterns.archive.places import ArchivePlaces
-from treadle.plan import Plan, Raw
+from treadle.plan import Plan
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -32,16 +32,16 @@ class ArchiveLayout(DocumentLayout[D]):
             try:
                 outcome = yield from self.write_path.execute(write)
             except DataError as error:
-                if error.code != "document-gone" or not (yield from self.bring_back(write.selector.filter)):
+                if error.code != "document-gone" or not (yield from self.bring_back(write.selector)):
                     raise
             else:
-                if outcome is not None or not (yield from self.bring_back(write.selector.filter)):
+                if outcome is not None or not (yield from self.bring_back(write.selector)):
                     return outcome
             write = make()
         return (yield from self.write_path.execute(write))
 
-    def bring_back(self, filter: Raw) -> Plan[bool]:
-        return moves.bring_back(self._rule, filter)
+    def bring_back(self, selector: Selector) -> Plan[bool]:
+        return moves.bring_back(self._rule, selector.filter)
 
     def restore(self, identity: Any) -> Plan[D | None]:
         yield from self._require_indexes()

@@ -17,7 +17,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.layout import PageReader
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import State
-from treadle.graph.write import Write
+from treadle.graph.write import Selector, Write
 from treadle.model.bson_types import as_moment
 from treadle.model.document import Document
 from treadle.patterns.history.rows import HistoryRows
@@ -88,7 +88,7 @@ class HistoryHandle:
         layout = layout_of(graph.entry(type(document)), self.write_path)
         stored = whole.kinds.root.targets.with_deleted
         images = yield from stored.find(by_id(key))
-        if not images and (yield from layout.bring_back(by_id(key))):
+        if not images and (yield from layout.bring_back(Selector(whole, by_id(key)))):
             images = yield from stored.find(by_id(key))
         if not images:
             return (yield from layout.insert(document))

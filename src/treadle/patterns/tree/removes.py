@@ -87,7 +87,7 @@ class Remove(Write[int]):
 
     def smaller(self) -> Plan[list[ChunkedWrite]]:
         # What a whole subtree will take along is not known before.
-        return [] if self.mode == "subtree" else (yield from smaller_first(self.entry, self.filter, limit=1))
+        return [] if self.mode == "subtree" else (yield from smaller_first(self.selector, limit=1))
 
 
 # -- large subtrees ------------------------------------------------------------------------------

@@ -12,13 +12,18 @@ Pipelines run on the server, by ranges of `_id`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from treadle.engine import follow, lease
+from treadle.engine import lease
+from treadle.engine.pages import by_ids
 from treadle.engine.salvage import divide
+from treadle.engine.updates import follow_own
 from treadle.engine.version_upgrade import store_converted
+from treadle.engine.write_path import commit_changes
 from treadle.errors import DataError
+from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Progress, resting
@@ -221,9 +226,23 @@ def _migrate_together(run: Run, keys: Sequence[Any]) -> Plan[tuple[list[tuple[An
         return ready
 
     if run.followed and run.to == run.chain.current:
-        return failures, (yield from follow.perform(run.graph, run.server, run.entry, store))
+        body = partial(_followed, run.entry, store)
+        return failures, (yield from commit_changes(run.graph, body))
     # A document of an older version is the same as a source: nothing follows from the way down.
     return failures, len((yield from transact(store)))
+
+
+def _followed(entry: ModelEntry[Any], store: Callable[[], Plan[list[Raw]]], changes: Changes) -> Plan[int]:
+    """Store documents in the current version, and add their changes. Returns their number."""
+    befores = yield from store()
+    if not befores:
+        return 0
+    now = yield from by_ids(entry.collection, [each["_id"] for each in befores])
+    current = [now[freeze(each["_id"])] for each in befores]
+    # The upgrade changed nothing that its own rules follow: values of a moment stay.
+    afters = yield from follow_own(entry.kinds.root, list(zip(current, current, strict=True)))
+    yield from changes.add(entry, zip(befores, afters, strict=True))
+    return len(befores)
 
 
 def _converted(run: Run, documents: Sequence[Raw]) -> Plan[Upgraded]:
