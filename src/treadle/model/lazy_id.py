@@ -96,13 +96,13 @@ def reserve_id(document: BaseModel) -> ReservedId | None:
 
 def publish_ids(reserved: Iterable[ReservedId | None]) -> list[ObjectId]:
     """Turn reserved ids into ordinary ones; returns those that were read before."""
-    known = []
+    read = []
     for each in reserved:
         if each is not None:
             if each.is_known:
-                known.append(each.value)
+                read.append(each.value)
             materialize(each.identity)
-    return known
+    return read
 
 
 class IdAttribute:

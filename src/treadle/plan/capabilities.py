@@ -140,13 +140,13 @@ def read_capabilities(used: Iterable[str] = EVERYTHING) -> Plan[Capabilities]:
     """Probe what is used; raises `UsageError` for a server that is too old."""
     hello = yield from greet()
     used = {*used, *BASIC}
-    known = describe(hello)
-    if not known.standalone and "logicalSessionTimeoutMinutes" in hello:
-        known = replace(known, transactions=(yield from _has_transactions()))
+    server = describe(hello)
+    if not server.standalone and "logicalSessionTimeoutMinutes" in hello:
+        server = replace(server, transactions=(yield from _has_transactions()))
     for names, probe in _PROBES.items():
         if used.intersection(names):
-            known = replace(known, **(yield from probe(known)))
-    return known
+            server = replace(server, **(yield from probe(server)))
+    return server
 
 
 def describe(hello: Mapping[str, Any]) -> Capabilities:
@@ -182,7 +182,7 @@ def _has_transactions() -> Plan[bool]:
     return True
 
 
-def _read_lifetime(known: Capabilities) -> Plan[Raw]:
+def _read_lifetime(server: Capabilities) -> Plan[Raw]:
     name = "transactionLifetimeLimitSeconds"
     try:
         reply = yield from database_command({"getParameter": 1, name: 1}, writes=False, admin=True)
@@ -193,7 +193,7 @@ def _read_lifetime(known: Capabilities) -> Plan[Raw]:
     return {"transaction_seconds": reply.get(name)}
 
 
-def _probe_updates(known: Capabilities) -> Plan[Raw]:
+def _probe_updates(server: Capabilities) -> Plan[Raw]:
     """Send a retryable update by pipeline that matches nothing; if it is refused, one by operators."""
     nothing = {"_id": ObjectId()}
     if (yield from _accepts(update_one(NOWHERE, nothing, [{"$set": {"at": "$$NOW"}}]))):
@@ -201,7 +201,7 @@ def _probe_updates(known: Capabilities) -> Plan[Raw]:
     return {"retryable_writes": (yield from _accepts(update_one(NOWHERE, nothing, {"$set": {"at": 1}})))}
 
 
-def _probe_stages(known: Capabilities) -> Plan[Raw]:
+def _probe_stages(server: Capabilities) -> Plan[Raw]:
     graph = {"startWith": "$_id", "connectFromField": "_id", "connectToField": "up"}
     stages: dict[str, Raw] = {
         "graph_lookups": {"$graphLookup": {"from": NOWHERE, **graph, "as": "b"}},
@@ -211,9 +211,9 @@ def _probe_stages(known: Capabilities) -> Plan[Raw]:
     return (yield from _probe_each(stages, _explain))
 
 
-def _probe_streams(known: Capabilities) -> Plan[Raw]:
+def _probe_streams(server: Capabilities) -> Plan[Raw]:
     """Open a change stream of the database, and close it."""
-    if known.standalone:
+    if server.standalone:
         return {}
     stages: list[Raw] = [{"$changeStream": {}}]
     command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
@@ -232,18 +232,18 @@ def _probe_streams(known: Capabilities) -> Plan[Raw]:
     return {"streams": True, "split_events": splits, "database": database}
 
 
-def _probe_collection_options(known: Capabilities) -> Plan[Raw]:
+def _probe_collection_options(server: Capabilities) -> Plan[Raw]:
     """Change options of a collection that does not exist."""
     options: dict[str, Raw] = {
         "validators": {"validator": {"$jsonSchema": {}}},
         "time_series": {"timeseries": {"granularity": "hours"}},
     }
-    if known.streams:
+    if server.streams:
         options["pre_images"] = {"changeStreamPreAndPostImages": {"enabled": True}}
     return (yield from _probe_each(options, _modify, NAMESPACE_NOT_FOUND))
 
 
-def _probe_snapshots(known: Capabilities) -> Plan[Raw]:
+def _probe_snapshots(server: Capabilities) -> Plan[Raw]:
     read = {"find": NOWHERE, "limit": 1, "readConcern": {"level": "snapshot"}}
     return {"snapshots": (yield from _accepts(database_command(read, writes=False)))}
 

@@ -227,9 +227,9 @@ def _pair_stage(operator: str, path: str, name: str, value: Any) -> Raw:
         )
     parts = {"v": value["value"], "u": value["unit"]} if _has_unit(value) else {"v": value}
     changed = {"k": literal, **{part: {"$literal": each} for part, each in parts.items()}}
-    kept = {"$cond": [{"$eq": ["$$this.k", literal]}, changed, "$$this"]}
+    own = {"$eq": ["$$this.k", literal]}
     present = {"$in": [literal, {"$map": {"input": pairs, "in": "$$this.k"}}]}
-    replaced = {"$map": {"input": pairs, "in": kept}}
+    replaced = {"$map": {"input": pairs, "in": {"$cond": [own, changed, "$$this"]}}}
     return {"$set": {path: {"$cond": [present, replaced, {"$concatArrays": [others, [changed]]}]}}}
 
 

@@ -137,15 +137,15 @@ class FieldPaths(dict[str, FieldPath]):
     def _compile(self, path: str) -> FieldPath:
         types, unknown = self._types(path)
         agreed = bool(types) and all(each.shape == types[0].shape for each in types)
-        judges = types if agreed else [FieldType(self.codec)]
+        accepting = types if agreed else [FieldType(self.codec)]
         elements = [element for each in types for element in _elements(each.shape)]
         short = plain(path)
         return FieldPath(
             path=path,
             plain=short,
-            type=judges[0],
-            others=tuple(judges[1:]),
-            certain=all(each.certain for each in [*judges, *self._kinds_without(types)]),
+            type=accepting[0],
+            others=tuple(accepting[1:]),
+            certain=all(each.certain for each in [*accepting, *self._kinds_without(types)]),
             holds_ids=bool(elements) and all(each.python is ObjectId for each in elements),
             holds_fields=any(map(_has_fields, elements)),
             serialized=tuple(each for type_ in types for each in type_.serialized),
@@ -335,9 +335,9 @@ def _unknown(codec: ModelCodec, missing: Sequence[_MissingField]) -> Refusal:
             code="python-name",
             is_final=first.codec is codec,
         )
-    known = {field for each in missing for field in each.codec.by_stored} | set(codec.owned)
+    names = {field for each in missing for field in each.codec.by_stored} | set(codec.owned)
     return Refusal(
-        f"but {model} has no field that is stored as {name!r}; {suggestion(name, sorted(known))} "
+        f"but {model} has no field that is stored as {name!r}; {suggestion(name, sorted(names))} "
         "(Unchecked({…}) lets it through)",
         code="field-unknown",
         is_final=False,

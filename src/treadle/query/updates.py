@@ -184,8 +184,8 @@ class _OperatorParser:
             return [clean(each) for each in filters]
         arrays: dict[str, str] = {}
         for path in self.fields:
-            for found in _IDENTIFIER.finditer(path):
-                arrays.setdefault(found[1], path[: found.end()])
+            for match in _IDENTIFIER.finditer(path):
+                arrays.setdefault(match[1], path[: match.end()])
 
         def full_path(key: str) -> str:
             identifier, dot, rest = key.partition(".")
