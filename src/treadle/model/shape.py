@@ -83,6 +83,9 @@ class Shape:
         return getattr(self.python, "__name__", self.kind)
 
 
+ANY = Shape("any", Any)
+
+
 @dataclass(frozen=True)
 class StoredField:
     """One field of a model: its Python name, its stored name, its shape."""

@@ -12,6 +12,7 @@ from typing import Any
 from treadle.errors import DeclarationError, UsageError
 from treadle.model.shape import ModelCodec
 from treadle.query.field_paths import FieldPaths
+from treadle.query.filters import LOGICAL
 from treadle.query.paths import plain
 
 # The variables that stand for the whole document.
@@ -59,7 +60,7 @@ def _without_positions(paths: Iterable[str]) -> set[str] | None:
 
 def _of_filter(filter: Mapping[str, Any]) -> Iterator[str]:
     for key, condition in filter.items():
-        if key in ("$and", "$or", "$nor"):
+        if key in LOGICAL:
             for each in condition:
                 yield from _of_filter(each)
         elif key == "$expr":

@@ -19,10 +19,10 @@ from treadle.errors import UsageError
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import RESERVED
 from treadle.model.encodable import refuse_unsendable
-from treadle.model.shape import ModelCodec, Shape
+from treadle.model.shape import ANY, ModelCodec, Shape
 from treadle.query.attributes import Attribute, attribute_of
-from treadle.query.field_types import ANY, FieldType, field_type, undeclared
-from treadle.query.paths import ARRAYS, overlap, plain, suggestion
+from treadle.query.field_types import FieldType, field_type, undeclared
+from treadle.query.paths import ARRAYS, elements, overlap, plain, suggestion
 
 # Keys of maps and positions are the callers', so the paths of a model have no end.
 PATHS_MAX = 2_000
@@ -138,7 +138,7 @@ class FieldPaths(dict[str, FieldPath]):
         types, unknown = self._types(path)
         agreed = bool(types) and all(each.shape == types[0].shape for each in types)
         accepting = types if agreed else [FieldType(self.codec)]
-        elements = [element for each in types for element in _elements(each.shape)]
+        shapes = [element for each in types for element in elements(each.shape)]
         short = plain(path)
         return FieldPath(
             path=path,
@@ -146,8 +146,8 @@ class FieldPaths(dict[str, FieldPath]):
             type=accepting[0],
             others=tuple(accepting[1:]),
             certain=all(each.certain for each in [*accepting, *self._kinds_without(types)]),
-            holds_ids=bool(elements) and all(each.python is ObjectId for each in elements),
-            holds_fields=any(map(_has_fields, elements)),
+            holds_ids=bool(shapes) and all(each.python is ObjectId for each in shapes),
+            holds_fields=any(map(_has_fields, shapes)),
             serialized=tuple(each for type_ in types for each in type_.serialized),
             unknown=unknown,
             protected=self._refused_name(path) or self._maintenance(short),
@@ -209,13 +209,6 @@ class FieldPaths(dict[str, FieldPath]):
     def _surrounds(self, short: str, maintained: str) -> bool:
         """Whether callers may write this path although it contains a maintained one."""
         return self.maintained[maintained].refilled and maintained.startswith(f"{short}.")
-
-
-def _elements(shape: Shape) -> list[Shape]:
-    """Return the shape itself, or what arrays of it hold."""
-    if shape.kind not in ARRAYS:
-        return [shape]
-    return [element for item in shape.items or (ANY,) for element in _elements(item)]
 
 
 def _has_fields(shape: Shape) -> bool:

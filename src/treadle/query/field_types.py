@@ -22,12 +22,10 @@ from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import Codec, StoredField
 from treadle.model.dump import Encoder, encoder_of, field_encoder, own_serializers
-from treadle.model.shape import ModelCodec, Shape
+from treadle.model.shape import ANY, ModelCodec, Shape
 from treadle.query.paths import ARRAYS
 
 M = TypeVar("M", bound=BaseModel)
-
-ANY = Shape("any", Any)
 
 
 class Unjudgeable(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.model.attributes import is_paired
 from treadle.model.bson_types import Raw
 from treadle.model.codec import StoredField, codec_of
-from treadle.model.shape import ModelCodec, Shape
+from treadle.model.shape import ANY, ModelCodec, Shape
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple"})
 # Where a DBRef holds the id of the document that it refers to.
@@ -55,7 +56,7 @@ def resolve(codec: ModelCodec, path: str, where: str, code: str) -> Path:
         raise DeclarationError(f"{where} names {path!r}; it takes the name of a field", code=code)
     steps: list[Step] = []
     current: ModelCodec | None = codec
-    shape = Shape("any", Any)
+    shape = ANY
     for name in path.split("."):
         if current is not None:
             declared = _declared(current, path, name, where, code)
@@ -66,11 +67,11 @@ def resolve(codec: ModelCodec, path: str, where: str, code: str) -> Path:
             step, shape = Step(name, name, shape.items[1].kind in ARRAYS), shape.items[1]
         elif name == REFERRED and shape.kind == "any":
             # A reference of another library: MongoDB's own kind, which holds the id.
-            step, shape = Step(name, name, False), Shape("any", Any, optional=True)
+            step, shape = Step(name, name, False), replace(ANY, optional=True)
         else:
             raise _leads_nowhere(path, steps, shape, where, code)
         steps.append(step)
-        shape = _element(shape)
+        shape = elements(shape)[0]
         current = codec_of(shape.python) if shape.kind == "model" else None
     return Path(tuple(steps), shape, ".".join(step.stored for step in steps))
 
@@ -122,22 +123,22 @@ def refuse_array_of_arrays(shape: Shape, where: str) -> None:
         )
 
 
-def _element(shape: Shape) -> Shape:
-    """Return the shape itself, or that of the innermost elements of an array."""
-    while shape.kind in ARRAYS and shape.items:
-        shape = shape.items[0]
-    return shape
+def elements(shape: Shape) -> list[Shape]:
+    """Return the shape itself, or what arrays of it hold, at any depth."""
+    if shape.kind not in ARRAYS:
+        return [shape]
+    return [element for item in shape.items or (ANY,) for element in elements(item)]
 
 
 def model_of(shape: Shape) -> type[BaseModel] | None:
     """Return the model that a field holds, one or many."""
-    element = _element(shape)
+    element = elements(shape)[0]
     return element.python if element.kind == "model" else None
 
 
 def models_of(shape: Shape) -> list[type[BaseModel]]:
     """Return the models that a field may hold, those of a union included."""
-    element = _element(shape)
+    element = elements(shape)[0]
     members = element.items if element.kind == "union" else (element,)
     return [member.python for member in members if member.kind == "model"]
 
