@@ -46,7 +46,8 @@ from pydantic.alias_generators import to_camel
 from pymongo import TEXT, IndexModel
 from pymongo.collation import Collation
 
-from treadle import DataError, DeclarationError, Document, Indexed, Store, Sum, UsageError
+from tests.support import Leaf
+from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, Sum, UsageError
 from treadle.model.codec import codec_of
 from treadle.model.dump import encoder_of, field_encoder
 
@@ -117,6 +118,11 @@ class Pair(enum.Enum):
     LEFT = (1, 2)
 
 
+class Weight(enum.Enum):
+    LIGHT = decimal.Decimal("0.5")
+    HEAVY = decimal.Decimal("5")
+
+
 class Rights(enum.Flag):
     READ = 1
     WRITE = 2
@@ -161,6 +167,8 @@ ODD = [
     (Token, Token.A),
     (Holiday, Holiday.NEW_YEAR),
     (Pair, Pair.LEFT),
+    (Weight, Weight.HEAVY),
+    (Leaf, Leaf(name="a", children=[Leaf(name="b", children=[Leaf(name="c")])])),
     (Rights, Rights.READ | Rights.WRITE),
     (dict[Number, int], {Number.ONE: 1}),
     (dict[Literal[1, 2], int], {2: 1}),
@@ -283,6 +291,11 @@ STRICT = [
     (dict[uuid.UUID, str], {uuid.UUID(int=3): "a"}),
     (dict[dt.date, str], {dt.date(2026, 1, 1): "a"}),
     (Pair, Pair.LEFT),
+    (set[str], {"a"}),
+    (tuple[int, str], (1, "b")),
+    (dt.date, dt.date(2026, 1, 1)),
+    (uuid.UUID, uuid.UUID(int=7)),
+    (Id, ObjectId()),
 ]
 
 
