@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.engine.contributions import Contribution
 from treadle.engine.pipelines import formula_stages
 from treadle.engine.target_updates import is_followed, note_writes
-from treadle.engine.version_upgrade import upgraded_leniently
+from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded_leniently
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule
 from treadle.graph.scope import NO_FILTER
 from treadle.plan import Plan, Raw, find, update_many
+
+
+def upgrade_targets(rule: DerivedRule, keys: Sequence[Any], changes: Changes) -> Plan[None]:
+    """Store as current ones the outdated targets of sources that an update of copies would miss or spoil."""
+    writes = None if formula_stages(rule.target) else [rule.path]
+    yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes, writes)
 
 
 def copy_source(rule: DerivedRule, source: Raw, changes: Changes) -> Plan[None]:

@@ -309,7 +309,8 @@ def follow_references(
         keys = rule.unique_keys(befores)
         if rule.on_delete not in ("clear", "cascade") or not keys:
             continue
-        yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes)
+        # Whatever else they derive is computed again with the reference.
+        yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes, writes=None)
         referring = yield from find(rule.target.collection, rule.targets_of(keys), limit=most + 1)
         if len(referring) > most:
             raise _too_large(entry, rule)

@@ -25,10 +25,10 @@ from treadle.engine.alternate_keys import (
     with_changed_keys,
 )
 from treadle.engine.contributions import Contribution, Contributions, contributions, is_unchanged
-from treadle.engine.copies import copy_to
+from treadle.engine.copies import copy_to, upgrade_targets
 from treadle.engine.deletes import follow_references
 from treadle.engine.guards import guard
-from treadle.engine.pipelines import changed_fields, formula_stages, stamps_of
+from treadle.engine.pipelines import changed_fields, stamps_of
 from treadle.engine.references import fill_copies
 from treadle.engine.target_updates import (
     Stored,
@@ -38,7 +38,7 @@ from treadle.engine.target_updates import (
     note_writes,
     store_derived,
 )
-from treadle.engine.version_upgrade import lower_documents, upgrade_matching_upgraded, upgrade_possible
+from treadle.engine.version_upgrade import lower_documents, upgrade_possible
 from treadle.graph.aggregate import RECOMPUTE, Aggregate, Values
 from treadle.graph.changes import Change, Changes, NotRead
 from treadle.graph.derived import DerivedRule, copies_in
@@ -410,8 +410,7 @@ def _copy(rule: DerivedRule, change: Change, changes: Changes, copies_max: int |
     if not (same_key(old[0][0], key) if old else is_unread):
         # The source is new under this key: a document that refers to it may be inserted concurrently.
         yield from guard(rule.source.collection, [key])
-    writes = None if formula_stages(rule.target) else [rule.path]
-    yield from upgrade_matching_upgraded(rule.target, rule.targets_of([key]), changes, writes)
+    yield from upgrade_targets(rule, [key], changes)
     if (yield from _exceeds(rule, key, copies_max)):
         return [FanOut(rule, key)]
     yield from copy_to(rule, key, card, NO_FILTER, changes)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from treadle.engine import fan_outs
-from treadle.engine.copies import copy_source
+from treadle.engine.copies import copy_source, upgrade_targets
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.derive import DerivedValues
 from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
 from treadle.engine.recompute import recompute
 from treadle.engine.salvage import attempting, divide, divides, salvage
+from treadle.engine.version_upgrade import upgrade_matching_upgraded
+from treadle.engine.write_path import commit_changes
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule
 from treadle.graph.graph import Graph
@@ -131,6 +134,7 @@ class Copies:
 
     def bring_right(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
         rule = self.rule
+        yield from upgrade_targets(rule, self.items, ledger)
         sources: list[Raw] = []
         for collection in rule.source.sources.collections:
             sources += yield from find(collection, rule.sources_of(self.items))
@@ -254,6 +258,7 @@ class _Application:
 
     def _copy_widely(self, rule: DerivedRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
+        yield from commit_changes(self.graph, partial(upgrade_targets, rule, [key]))
         yield from fan_outs.finish(self.graph, FanOut(rule, key), {"after": None, "n": -1})
 
     # -- deleted sources ---------------------------------------------------------------------------
@@ -298,8 +303,9 @@ class _Application:
             # It came back; its insertion is another event.
             return
         condition = {"_id": {"$in": list(keys)}, rule.on.path: {"$eq": key}}
-        referring = yield from find(rule.target.collection, condition)
         ledger = Changes()
+        yield from upgrade_matching_upgraded(rule.target, condition, ledger, writes=None)
+        referring = yield from find(rule.target.collection, condition)
         if rule.on_delete == "cascade" and not rule.place.in_array:
             yield from delete_documents(rule.target, referring, ledger)
         elif referring:
