@@ -8,21 +8,19 @@ calls, and runs the plans that these return. Rules are given the Store's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from bson import ObjectId
-from pymongo.errors import OperationFailure
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.layout import PageReader
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.outcomes import Finding, Nested, Report, State
+from treadle.graph.outcomes import Finding, Report
 from treadle.graph.rule import Place, Rule
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, Read
-from treadle.query.filters import Sort
+from treadle.plan import Plan
 
 D = TypeVar("D", bound=Document)
 D_co = TypeVar("D_co", bound=Document, covariant=True)
@@ -92,34 +90,9 @@ class ArrayRule(NamedRule):
             code="array-unknown",
         )
 
-    def calls(self, write_path: Any, id: Any) -> ArrayCalls:
+    def calls(self, write_path: Any, id: Any) -> Any:
         """The calls on the array of one document."""
         raise NotImplementedError  # pragma: no cover
-
-
-class ArrayReader(Protocol):
-    """One pass over an array."""
-
-    over: bool
-
-    def next(self) -> Plan[list[Any]]:
-        """The next items; the last ones when it is `over` then."""
-
-
-class ArrayCalls(Protocol):
-    """What `store.array(…)` answers with."""
-
-    # How many duplicates were left out.
-    ignored: int
-
-    def extend(self, items: Iterable[Any]) -> Plan[int]: ...
-    def remove(self, item: Any) -> Plan[int]: ...
-    def contains(self, item: Any) -> Plan[bool]: ...
-    def count(self) -> Plan[int]: ...
-    def page(self, number: int, size: int) -> Plan[list[Any]]: ...
-
-    def reader(self, snapshot: bool) -> ArrayReader:
-        """What reads all items; `snapshot` tells whether its reads all see one moment."""
 
 
 # -- counters ------------------------------------------------------------------------------------------
@@ -143,7 +116,7 @@ class CounterRule(NamedRule):
             code="counter-unknown",
         )
 
-    def calls(self, write_path: Any) -> CounterCalls:
+    def calls(self, write_path: Any) -> Any:
         """The calls on this counter."""
         raise NotImplementedError  # pragma: no cover
 
@@ -184,38 +157,13 @@ class Waiting(Protocol):
         """What is not known to be written, by key."""
 
 
-class CounterCalls(Protocol):
-    """What `store.counter(…)` answers with; events in memory are the handle's own."""
-
-    def amounts(self, counts: Sums) -> dict[Any, Any]:
-        """What a caller gave, checked and by key."""
-
-    def record(self, waiting: Waiting, group: Sequence[Sums]) -> Plan[None]:
-        """Store the amounts of several callers as one durable event."""
-
-    def sample(self, key: Any, n: Any) -> Plan[dict[Any, Any]]:
-        """Add an amount at once; what could not be added."""
-
-    def flush(self, waiting: Waiting, done: Flushed) -> Plan[None]:
-        """Write everything that waits; `done` holds the outcome, even where an error ends it."""
-
-    def pending(self) -> Plan[dict[Any, Any]]:
-        """The durable events that wait, of all processes."""
-
-    def read(self, id: Any, exact: bool, waiting: Waiting) -> Plan[Any]:
-        """The stored number, or with what waits."""
-
-    def close(self, waiting: Waiting) -> Plan[None]:
-        """Forget a writer whose chunks are all written."""
-
-
 # -- trees ---------------------------------------------------------------------------------------------
 
 
 class HierarchyRule(Rule):
     """A tree over the documents of a model."""
 
-    def calls(self, write_path: Any) -> TreeCalls[Any]:
+    def calls(self, write_path: Any) -> Any:
         """The calls on the tree."""
         raise NotImplementedError  # pragma: no cover
 
@@ -227,49 +175,13 @@ def hierarchy_of(entry: ModelEntry[Any]) -> HierarchyRule:
     return rule_of(entry, HierarchyRule, how, code="tree-undeclared")
 
 
-class NodeReader(Protocol[D_co]):
-    """Nodes that several reads find, one after another."""
-
-    page: int
-
-    def first(self) -> Plan[Read | None]:
-        """The first read; None where there are no nodes."""
-
-    def instead(self, error: OperationFailure) -> Read:
-        """The read to make in place of one that the server refused; or it raises."""
-
-    def take(self, raws: list[Raw]) -> Iterable[D_co]:
-        """The nodes of a page."""
-
-    def next(self) -> Read | None:
-        """The read that comes next; None at the end."""
-
-
-class TreeCalls(Protocol[D]):
-    """What `store.tree(…)` answers with."""
-
-    def roots(self, sort: Sort | None) -> NodeReader[D]: ...
-    def children(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
-    def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> NodeReader[D]: ...
-    def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]: ...
-    def ancestors(self, id: Any) -> Plan[list[D]]: ...
-    def path(self, id: Any) -> Plan[list[D]]: ...
-    def parent(self, id: Any) -> Plan[D | None]: ...
-    def depth(self, id: Any) -> Plan[int]: ...
-    def count(self, id: Any, max_depth: int | None) -> Plan[int]: ...
-    def insert(self, node: D, parent: Any, at: int | None) -> Plan[D]: ...
-    def move(self, id: Any, parent: Any, at: int | None) -> Plan[D]: ...
-    def rename(self, id: Any, segment: str) -> Plan[D]: ...
-    def remove(self, id: Any, children: Children) -> Plan[int]: ...
-
-
 # -- former states -------------------------------------------------------------------------------------
 
 
 class PastRule(Rule):
     """The states that the documents of a model had."""
 
-    def calls(self, write_path: Any, entry: ModelEntry[Any]) -> PastCalls[Any]:
+    def calls(self, write_path: Any, entry: ModelEntry[Any]) -> Any:
         """The calls on former states, of the kind that is asked for."""
         raise NotImplementedError  # pragma: no cover
 
@@ -278,15 +190,6 @@ def past_of(entry: ModelEntry[Any]) -> PastRule:
     """The rule that keeps a model's former states."""
     how = "keeps no history; declare it with history=History()"
     return rule_of(entry, PastRule, how, code="history-undeclared")
-
-
-class PastCalls(Protocol[D]):
-    """What `store.history(…)` and its like answer with."""
-
-    def states(self, id: Any) -> PageReader[State[D]]: ...
-    def at(self, id: Any, moment: Any) -> Plan[D | None]: ...
-    def find_at(self, filter: Any, moment: Any) -> PageReader[D]: ...
-    def revert(self, id: Any, revision: int) -> Plan[D]: ...
 
 
 # -- documents that are elsewhere ----------------------------------------------------------------------

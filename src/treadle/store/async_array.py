@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 
@@ -14,6 +14,9 @@ from treadle.store import common
 from treadle.store.async_snapshot import moment
 from treadle.store.async_writer import AsyncWriter
 
+if TYPE_CHECKING:
+    from treadle.patterns.outlier.handle import ArrayHandle
+
 R = TypeVar("R")
 Session = AsyncClientSession | None
 
@@ -23,7 +26,7 @@ class AsyncArray:
 
     def __init__(self, store: AsyncWriter, entry: ModelEntry[Any], field: str, id: Any) -> None:
         self._store = store
-        self._calls = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
+        self._calls: ArrayHandle = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
 
     @property
     def ignored(self) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 
-from treadle.graph.calls import PastCalls, past_of, relating_of
+from treadle.graph.calls import past_of, relating_of
 from treadle.graph.outcomes import State
 from treadle.model.document import Document
 from treadle.query.filters import Sort
 from treadle.store.async_reads import AsyncReads
 from treadle.store.async_results import AsyncResults
+
+if TYPE_CHECKING:
+    from treadle.patterns.history.handle import HistoryHandle
 
 D = TypeVar("D", bound=Document)
 Session = AsyncClientSession | None
@@ -21,9 +24,10 @@ Session = AsyncClientSession | None
 class AsyncPast(AsyncReads):
     """The calls on models whose former states are kept, and on those with links."""
 
-    def _past(self, model: type[D]) -> PastCalls[D]:
+    def _past(self, model: type[Document]) -> HistoryHandle:
         entry = self.graph.entry(model)
-        return past_of(entry).calls(self.write_path, entry)
+        handle: HistoryHandle = past_of(entry).calls(self.write_path, entry)
+        return handle
 
     def history(self, model: type[D], id: Any, session: Session = None) -> AsyncResults[State[D]]:
         """The states of a document, the newest first, streamed."""
@@ -31,7 +35,8 @@ class AsyncPast(AsyncReads):
 
     async def at(self, model: type[D], id: Any, moment: datetime, session: Session = None) -> D | None:
         """The document as it was at a moment, or None where there was none."""
-        return await self._read(self._past(model).at(id, moment), session)
+        document: D | None = await self._read(self._past(model).at(id, moment), session)
+        return document
 
     def find_at(
         self, model: type[D], filter: Any, moment: datetime, session: Session = None
@@ -41,7 +46,8 @@ class AsyncPast(AsyncReads):
 
     async def revert(self, model: type[D], id: Any, revision: int, session: Session = None) -> D:
         """Write a document as it was in an earlier state, as a new one; one that was deleted comes back."""
-        return await self._write(self._past(model).revert(id, revision), session)
+        document: D = await self._write(self._past(model).revert(id, revision), session)
+        return document
 
     # -- documents that belong together ------------------------------------------------
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
+from treadle.graph.calls import Children, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
 from treadle.store import common
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.async_writer import AsyncWriter
+
+if TYPE_CHECKING:
+    from treadle.patterns.tree import handle
 
 D = TypeVar("D", bound=Document)
 Session = AsyncClientSession | None
@@ -23,7 +26,7 @@ Session = AsyncClientSession | None
 class AsyncNodes(Generic[D]):
     """The nodes that a tree streams; iterate it, once, or await it for a list."""
 
-    def __init__(self, runner: AsyncRunner, reader: NodeReader[D], session: Session) -> None:
+    def __init__(self, runner: AsyncRunner, reader: handle.Nodes[D], session: Session) -> None:
         self._nodes = _stream(runner, reader, session)
 
     def __aiter__(self) -> AsyncIterator[D]:
@@ -44,7 +47,7 @@ class AsyncNodes(Generic[D]):
         await self._nodes.aclose()
 
 
-async def _stream(runner: AsyncRunner, reader: NodeReader[D], session: Session) -> AsyncGenerator[D]:
+async def _stream(runner: AsyncRunner, reader: handle.Nodes[D], session: Session) -> AsyncGenerator[D]:
     with common.encoding():
         read = await runner.read(reader.first(), session)
     while read is not None:
@@ -72,7 +75,7 @@ class AsyncTreeHandle(Generic[D]):
 
     def __init__(self, store: AsyncWriter, model: type[D]) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
+        self._calls: handle.TreeHandle[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
 
     # -- reading ----------------------------------------------------------------------
 

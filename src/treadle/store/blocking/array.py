@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.client_session import ClientSession
 
@@ -15,6 +15,9 @@ from treadle.store import common
 from treadle.store.blocking.snapshot import moment
 from treadle.store.blocking.writer import Writer
 
+if TYPE_CHECKING:
+    from treadle.patterns.outlier.handle import ArrayHandle
+
 R = TypeVar("R")
 Session = ClientSession | None
 
@@ -24,7 +27,7 @@ class Array:
 
     def __init__(self, store: Writer, entry: ModelEntry[Any], field: str, id: Any) -> None:
         self._store = store
-        self._calls = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
+        self._calls: ArrayHandle = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
 
     @property
     def ignored(self) -> int:

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import PyMongoError
@@ -32,6 +32,9 @@ from treadle.store.blocking.writer import Writer
 from treadle.store.counter_buffer import Buffer
 from treadle.store.deadline import holding
 from treadle.store.shared_commands import copy_error
+
+if TYPE_CHECKING:
+    from treadle.patterns.approximation.handle import CounterHandle
 
 # Callers of a durable counter who share one write.
 COUNTER_COMBINED_MAX = 5_000
@@ -59,7 +62,7 @@ class Counter:
     ) -> None:
         self._store = store
         self.rule = rule_named(entry, CounterRule, field)
-        self._calls = self.rule.calls(store.write_path)
+        self._calls: CounterHandle = self.rule.calls(store.write_path)
         declared, self._limits = self.rule.declared, self.rule.limits
         self._kind = declared.buffer
         self._random = random or chance.random

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo.client_session import ClientSession
 
-from treadle.graph.calls import PastCalls, past_of, relating_of
+from treadle.graph.calls import past_of, relating_of
 from treadle.graph.outcomes import State
 from treadle.model.document import Document
 from treadle.query.filters import Sort
 from treadle.store.blocking.reads import Reads
 from treadle.store.blocking.results import Results
+
+if TYPE_CHECKING:
+    from treadle.patterns.history.handle import HistoryHandle
 
 D = TypeVar("D", bound=Document)
 Session = ClientSession | None
@@ -22,9 +25,10 @@ Session = ClientSession | None
 class Past(Reads):
     """The calls on models whose former states are kept, and on those with links."""
 
-    def _past(self, model: type[D]) -> PastCalls[D]:
+    def _past(self, model: type[Document]) -> HistoryHandle:
         entry = self.graph.entry(model)
-        return past_of(entry).calls(self.write_path, entry)
+        handle: HistoryHandle = past_of(entry).calls(self.write_path, entry)
+        return handle
 
     def history(self, model: type[D], id: Any, session: Session = None) -> Results[State[D]]:
         """The states of a document, the newest first, streamed."""
@@ -32,7 +36,8 @@ class Past(Reads):
 
     def at(self, model: type[D], id: Any, moment: datetime, session: Session = None) -> D | None:
         """The document as it was at a moment, or None where there was none."""
-        return self._read(self._past(model).at(id, moment), session)
+        document: D | None = self._read(self._past(model).at(id, moment), session)
+        return document
 
     def find_at(self, model: type[D], filter: Any, moment: datetime, session: Session = None) -> Results[D]:
         """The documents that matched at a moment, as they were, streamed in the order of their ids."""
@@ -40,7 +45,8 @@ class Past(Reads):
 
     def revert(self, model: type[D], id: Any, revision: int, session: Session = None) -> D:
         """Write a document as it was in an earlier state, as a new one; one that was deleted comes back."""
-        return self._write(self._past(model).revert(id, revision), session)
+        document: D = self._write(self._past(model).revert(id, revision), session)
+        return document
 
     # -- documents that belong together ------------------------------------------------
 

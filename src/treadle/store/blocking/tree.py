@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
+from treadle.graph.calls import Children, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
 from treadle.store import common
 from treadle.store.blocking.runner import Runner
 from treadle.store.blocking.writer import Writer
+
+if TYPE_CHECKING:
+    from treadle.patterns.tree import handle
 
 D = TypeVar("D", bound=Document)
 Session = ClientSession | None
@@ -24,7 +27,7 @@ Session = ClientSession | None
 class Nodes(Generic[D]):
     """The nodes that a tree streams; iterate it, once."""
 
-    def __init__(self, runner: Runner, reader: NodeReader[D], session: Session) -> None:
+    def __init__(self, runner: Runner, reader: handle.Nodes[D], session: Session) -> None:
         self._nodes = _stream(runner, reader, session)
 
     def __iter__(self) -> Iterator[D]:
@@ -42,7 +45,7 @@ class Nodes(Generic[D]):
         self._nodes.close()
 
 
-def _stream(runner: Runner, reader: NodeReader[D], session: Session) -> Generator[D]:
+def _stream(runner: Runner, reader: handle.Nodes[D], session: Session) -> Generator[D]:
     with common.encoding():
         read = runner.read(reader.first(), session)
     while read is not None:
@@ -69,7 +72,7 @@ class TreeHandle(Generic[D]):
 
     def __init__(self, store: Writer, model: type[D]) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
+        self._calls: handle.TreeHandle[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
 
     # -- reading ----------------------------------------------------------------------
 
