@@ -59,6 +59,12 @@ LONG_SECONDS_MAX = 2_400
 LOOP_QUICK = ("--scale", "0.5", "--seconds", "2", "--finding", "computed")
 SCRIPTS = [
     Script(
+        "contention",
+        "many writers of few documents: calls completed, p95 and the longest call",
+        "benchmarks.contention",
+        ("--seconds", "0.5", "--rounds", "1"),
+    ),
+    Script(
         "million",
         "migrate 100,000 documents, killed ten times on the way",
         "benchmarks.million",

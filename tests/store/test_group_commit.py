@@ -232,17 +232,21 @@ def test_a_group_that_conflicts_is_split_by_target(play):
 @pytest.mark.parametrize(
     ("targets", "parts"),
     [
-        (["x", "x", "y", "x", "z"], ["abd", "ce"]),
-        (["x", "x", "x", "x", "z"], ["abcd", "e"]),
+        (["x", "x", "y", "x", "z"], ["abd", "c", "e"]),
         # Linked by the second.
         (["x", "xy", "y", "z", "z"], ["abc", "de"]),
         (["xy", "x", "y"], ["abc"]),
         # Unknown ones go apart.
-        (["", "", ""], ["ab", "c"]),
+        (["", "", ""], ["a", "b", "c"]),
     ],
 )
 def test_the_parts_of_a_group_share_no_target(targets, parts):
     assert parts == ["".join(part) for part in split("abcde"[: len(targets)], list(map(frozenset, targets)))]
+
+
+def test_a_group_is_split_into_a_few_parts_of_one_size():
+    parts = split(range(100), [frozenset({number}) for number in range(100)])
+    assert [12, 12, 12, 12, 13, 13, 13, 13] == sorted(map(len, parts))
 
 
 def test_parts_by_sets_share_no_set_of_targets():

@@ -47,7 +47,8 @@ SPREAD_ATTEMPTS_MAX = 2
 # Attempts of a group whose calls have some of their targets in common. Its parts would conflict with each
 # other, so it is split only where it does not get through as a whole.
 SHARED_ATTEMPTS_MAX = 8
-
+# For how long after a conflict of one group the next groups are split at once.
+CONTENDED_SECONDS = 1.0
 # How long the first thread after a commit of several waits for the others, so that they go together again.
 RETURN_SECONDS = 0.0005
 
@@ -97,6 +98,8 @@ class AsyncBatcher:
         # The groups that the queue waits for, and those that it has gone past.
         self._running: set[_Group] = set()
         self._passed: set[_Group] = set()
+        # Until then, groups are split before their transactions conflict.
+        self._contended_until = 0.0
         # Of the last group.
         self._size = 1
         if True:  # ASYNC
@@ -116,7 +119,7 @@ class AsyncBatcher:
                 call, group = self._enqueue(item), self._take()
             else:
                 call, group = None, _Group(item)
-                self._running.add(group)
+                self._counted().add(group)
         if call is None:
             assert group is not None
             return self._go_first(group)
@@ -242,7 +245,13 @@ class AsyncBatcher:
     def _take(self) -> _Group | None:
         """Begin the next group of the queue; the lock is held."""
         calls = self._dequeue(self._size_max)
-        return self._begin(calls, self._running) if calls else None
+        return self._begin(calls, self._counted()) if calls else None
+
+    def _counted(self) -> set[_Group]:
+        """Return where a group that begins now is counted; no call waits for those of other documents
+        while there are conflicts.
+        """
+        return self._passed if monotonic() < self._contended_until else self._running
 
     def _dequeue(self, count: int) -> list[_Call]:
         calls: list[_Call] = []
@@ -293,10 +302,14 @@ class AsyncBatcher:
             self._size = len(group.calls)
         alone = len(group.calls) == 1
         try:
-            with deadline.instead_until(until), deadline.retrying_since(group.since):
-                outcomes = await self._perform(group.items, None if alone else group.attempts_max)
-            self._settle(group, outcomes)
+            if monotonic() < self._contended_until and not alone and not group.is_part:
+                self._divide(group)
+            else:
+                with deadline.instead_until(until), deadline.retrying_since(group.since):
+                    outcomes = await self._perform(group.items, None if alone else group.attempts_max)
+                self._settle(group, outcomes)
         except Contended:
+            self._contended_until = monotonic() + CONTENDED_SECONDS
             self._divide(group)
         except BaseException as error:
             if not alone and self._targets is not None and _is_one_calls_fault(error):
@@ -326,7 +339,7 @@ class AsyncBatcher:
                 call.set_result(outcome)
 
     def _divide(self, group: _Group) -> None:
-        """Go on with a group whose transaction conflicted, in two parts if it has several targets."""
+        """Go on with a group whose transaction conflicted, or would, in parts if it has several targets."""
         assert self._targets is not None
         targets = list(map(self._targets, group.items))
         parts = split(group.calls, targets, by_sets=group.attempts_max == SHARED_ATTEMPTS_MAX)
@@ -340,10 +353,9 @@ class AsyncBatcher:
         self._replace(group, [group.calls[:middle], group.calls[middle:]])
 
     def _replace(self, group: _Group, parts: Sequence[Sequence[_Call]]) -> None:
-        """Perform calls of a group as groups of their own, which wait for each other no more than others."""
+        """Perform calls of a group as groups of their own, for which the queue does not wait."""
         with self._lock:
-            among = self._passed if group in self._passed else self._running
-            groups = [self._begin(calls, among) for calls in parts]
+            groups = [self._begin(calls, self._passed) for calls in parts]
         for each in groups:
             each.is_part, each.since, each.attempts_max = True, group.since, group.attempts_max
             self._spawn(each)

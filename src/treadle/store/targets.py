@@ -10,8 +10,13 @@ T = TypeVar("T")
 Targets: TypeAlias = frozenset[Hashable]
 
 
+# Into how many parts a group is split at a time. More would make a commit of each write where one of many
+# is contended, fewer would let most of them conflict again.
+PARTS = 8
+
+
 def split(items: Sequence[T], targets: Sequence[Targets], *, by_sets: bool = False) -> list[list[T]]:
-    """Return the items in two parts, about halves, that have no target in common.
+    """Return the items in parts of about one size that have no target in common.
 
     Returns one part where there are no such; with `by_sets`, only where all have the same targets.
     """
@@ -24,8 +29,7 @@ def split(items: Sequence[T], targets: Sequence[Targets], *, by_sets: bool = Fal
             else:
                 others.append(group)
         groups = [*others, (common, members)]
-    parts: tuple[list[T], list[T]] = [], []
-    # The largest first, so that the other part is empty only if there is one group.
+    parts = [list[T]() for _ in groups[:PARTS]]
     for _, members in sorted(groups, key=lambda group: -len(group[1])):
-        parts[2 * len(parts[0]) >= len(items)].extend(members)
-    return [part for part in parts if part]
+        min(parts, key=len).extend(members)
+    return parts
