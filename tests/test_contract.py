@@ -1860,13 +1860,11 @@ def contacts(database) -> Store:
     return store
 
 
-@missing(2, "filters on a field that a migration changed find outdated documents")
 def test_filters_find_outdated_documents(contacts):
     assert [1] == [each.id for each in contacts.find(Contact, {"tel": "1"})]
     assert 1 == contacts.update_many(Contact, {"tel": "1"}, {"$set": {"tel": "3"}})
 
 
-@missing(2, "sorts by a field that a migration changed are refused while outdated documents exist")
 def test_sorts_by_a_changed_field_are_refused(contacts):
     with pytest.raises(treadle.UsageError):
         contacts.find(Contact, sort="tel").to_list()

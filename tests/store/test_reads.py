@@ -18,7 +18,6 @@ from treadle import (
     Document,
     Id,
     Indexed,
-    Limits,
     NotFound,
     Store,
     TimeSeries,
@@ -413,16 +412,6 @@ def test_the_first_conditions_of_a_pipeline_are_filters(store, ada):
     # What a later stage names may be an earlier one's.
     renamed = [{"$project": {"who": "$customer_id"}}, {"$match": {"who": ada.id}}, count]
     assert [{"n": 1}] == store.aggregate(Order, renamed).to_list()
-
-
-def test_distinct_sees_older_versions_as_they_are_now(run, database):
-    store = run.store([Person], limits=Limits(find_page=2))
-    database.people.insert_many(
-        {"_id": number, "first": "Ada", "last": str(number % 3), "name": "not this"} for number in range(7)
-    )
-    store.insert(Person(name="Ada 0"))
-    assert ["Ada 0", "Ada 1", "Ada 2"] == sorted(store.distinct(Person, "name"))
-    assert ["Ada 2"] == store.distinct(Person, "name", {"last": "2"})
 
 
 class Place(BaseModel):

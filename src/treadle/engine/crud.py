@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
 from bson import ObjectId
 
+from treadle.engine.divided_reads import find_matching, refuse_changed
 from treadle.engine.documents import translated
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
@@ -58,11 +59,13 @@ def find_first(
 ) -> Plan[Any]:
     """The first document that matches, or None."""
     cleaned, keys = parse_filter(entry.paths.fields, filter), sort_keys(sort, entry.paths.fields)
+    yield from refuse_changed(entry, "a sort", [path for path, _ in keys or ()])
     projection = None if card is None else card.projection
     with translated(entry.model.__name__, [cleaned]):
-        if sorts_by_attribute(entry.codec, keys):
-            options = {"sort": keys, "skip": 0, "limit": 1}
-            raw = next(iter((yield _sorted_by_names(entry, cleaned, options, projection))), None)
+        divided = entry.versions.divide(cleaned) is not None
+        if divided or sorts_by_attribute(entry.codec, keys):
+            command = read_of(entry, cleaned, keys, limit=1, projection=projection)
+            raw = next(iter((yield from find_matching(entry, command))), None)
         elif ids := [] if keys else named(entry, cleaned):
             raw = yield Call(entry.collection, "find_one", (cleaned, projection), writes=False, ids=ids)
         else:
@@ -124,9 +127,20 @@ def find_command(
     """The command whose cursor streams the matching documents, or the deleted ones."""
     check_window(skip, limit)
     keys = sort_keys(sort, entry.paths.fields)
-    options = {"sort": keys, "skip": skip or 0, "limit": limit or 0}
-    projection = None if card is None else card.projection
     cleaned = parse_filter(entry.paths.fields, filter, entry.deleted.filter() if deleted else None)
+    return read_of(entry, cleaned, keys, skip or 0, limit or 0, None if card is None else card.projection)
+
+
+def read_of(
+    entry: ModelEntry[Any],
+    cleaned: Raw,
+    keys: Sequence[tuple[str, Any]] | None = None,
+    skip: int = 0,
+    limit: int = 0,
+    projection: Mapping[str, Any] | None = None,
+) -> Read:
+    """The read of what meets a parsed filter."""
+    options = {"sort": keys, "skip": skip, "limit": limit}
     if sorts_by_attribute(entry.codec, keys):
         return _sorted_by_names(entry, cleaned, options, projection)
     return Read(entry.collection, "find", (cleaned, projection), options)
@@ -146,8 +160,11 @@ def _sorted_by_names(
 def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
     """How many documents match."""
     cleaned = parse_filter(entry.paths.fields, filter)
+    divided = entry.versions.divide(cleaned)
     with translated(entry.model.__name__, [cleaned]):
-        return (yield from count_documents(entry.collection, cleaned))
+        condition = cleaned if divided is None else entry.versions.matching_current(divided)
+        number = yield from count_documents(entry.collection, condition)
+        return number + (0 if divided is None else len((yield from entry.targets.find_outdated(divided))))
 
 
 # -- text search ------------------------------------------------------------------------------

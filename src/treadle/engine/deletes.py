@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 from bson import ObjectId
 from pymongo import UpdateOne
 
+from treadle.engine.crud import read_of
+from treadle.engine.divided_reads import find_matching, may_match_outdated
 from treadle.engine.documents import (
     Hooks,
     as_written,
@@ -29,13 +31,18 @@ from treadle.engine.documents import (
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
 from treadle.engine.updates import UpdateMany, follow_own, merges_by_id
-from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded, upgraded_leniently
+from treadle.engine.version_upgrade import (
+    upgrade_matching_upgraded,
+    upgrade_possible,
+    upgraded,
+    upgraded_leniently,
+)
 from treadle.errors import DataError, UsageError
 from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.write import ChunkedWrite, Selector, Write
+from treadle.graph.write import ChunkedWrite, CommitNeeded, Selector, Write
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -44,7 +51,6 @@ from treadle.plan import (
     by_id,
     delete_many,
     find,
-    find_one,
     find_one_and_delete,
     find_one_and_update,
     update_many,
@@ -97,6 +103,12 @@ def _acts_on_deletions(entry: ModelEntry[Any]) -> bool:
     return any(rule.needs_commit(None) for each in entry.kinds.related for rule in derivation(each).acting)
 
 
+def _upgrade_changes_date(entry: ModelEntry[Any]) -> bool:
+    """Whether an upgrade would change the date of a deletion that is set in an outdated document."""
+    path = entry.paths.deletion
+    return path is not None and entry.versions.changes_any([path])
+
+
 class _Delete:
     """What deletions of one document and of many have in common."""
 
@@ -115,6 +127,7 @@ class _Delete:
             or any(rule.on_delete != "keep" for rule in copies_of(entry))
             or any(derivation(each).records for each in entry.kinds.related)
             or _acts_on_deletions(entry)
+            or _upgrade_changes_date(entry)
         )
 
 
@@ -129,12 +142,15 @@ class Delete(_Delete, Write[D | None]):
         return self._delete_alone() if self._is_plain else None
 
     def _delete_alone(self) -> Plan[Raw | None]:
-        entry = self.entry
+        entry, divided = self.entry, self.entry.versions.divide(self.filter)
+        chosen = self.filter if divided is None else entry.versions.matching_current(divided)
         with translated(entry.model.__name__, [self.filter]):
             if entry.paths.deletion is None:
-                raw = yield from find_one_and_delete(entry.collection, self.filter)
+                raw = yield from find_one_and_delete(entry.collection, chosen)
             else:
-                raw = yield from find_one_and_update(entry.collection, self.filter, _soft_deletion(entry))
+                raw = yield from find_one_and_update(entry.collection, chosen, _soft_deletion(entry))
+        if raw is None and divided is not None and (yield from may_match_outdated(entry, self.filter)):
+            raise CommitNeeded
         return (yield from self._current(raw))
 
     def _current(self, raw: Raw | None) -> Plan[Raw | None]:
@@ -149,8 +165,11 @@ class Delete(_Delete, Write[D | None]):
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry
-        if entry.paths.deletion is not None or _acts_on_deletions(entry):
-            before = yield from find_one(entry.collection, self.filter)
+        divided = entry.versions.divide(self.filter) is not None
+        before: Raw | None
+        if divided or entry.paths.deletion is not None or _acts_on_deletions(entry):
+            matches = yield from find_matching(entry, read_of(entry, self.filter, limit=1))
+            before = matches[0] if matches else None
             if before is not None:
                 left = yield from delete_documents(entry, [before], changes)
                 before = left.get(freeze(before["_id"]), before)
@@ -229,6 +248,9 @@ class DeleteMany(_Delete, ChunkedWrite):
 
     def _delete_alone(self) -> Plan[int]:
         entry = self.entry
+        divided = entry.versions.divide(self.filter) is not None
+        if divided and (yield from may_match_outdated(entry, self.filter)):
+            raise CommitNeeded
         with translated(entry.model.__name__, [self.filter]):
             if entry.paths.deletion is None or self._purges:
                 return (yield from delete_many(entry.collection, self.filter)).deleted_count
@@ -239,7 +261,8 @@ class DeleteMany(_Delete, ChunkedWrite):
     def apply(self, changes: Changes) -> Plan[int]:
         most = DELETE_TOGETHER_MAX
         limit = most + 1 if self.is_indivisible else 0
-        befores = yield from find(self.entry.collection, self.selector.filter, limit=limit)
+        reading = read_of(self.entry, self.selector.filter, limit=limit)
+        befores = yield from find_matching(self.entry, reading)
         if self._inseparable is not None and len(befores) > most:
             raise UsageError(
                 f"more than {most:,} {self.entry.model.__name__} documents match"
@@ -281,7 +304,9 @@ def delete_documents(
     if path is None:
         yield from delete_many(entry.collection, {"_id": {"$in": ids}})
     else:
-        chosen = {"_id": {"$in": ids}, **entry.targets.filter()}
+        chosen = {"_id": {"$in": ids}}
+        if _upgrade_changes_date(entry):
+            yield from upgrade_possible(entry, chosen, changes)
         yield from update_many(entry.collection, chosen, _soft_deletion(entry))
         left = yield from by_ids(entry.collection, ids)
     yield from changes.add(entry, [(each, left.get(freeze(each["_id"]))) for each in befores])
@@ -337,8 +362,9 @@ def smaller_first(selector: Selector, limit: int = 0) -> Plan[list[ChunkedWrite]
     that is interrupted here continues when it is called again.
     """
     entry, condition = selector
-    shown = {"_id": 1, **dict.fromkeys((rule.match.path for rule in copies_of(entry, None)), 1)}
-    rows = yield from find(entry.collection, condition, shown, limit=limit)
+    names = ["_id", entry.versions.field, *(rule.match.path for rule in copies_of(entry, None))]
+    shown = dict.fromkeys(names, 1)
+    rows = yield from find_matching(entry, read_of(entry, condition, limit=limit, projection=shown))
     yield from check_restrictions(restricting(entry), rows)
     smaller: list[ChunkedWrite] = []
     for rule in copies_of(entry):

@@ -49,7 +49,9 @@ class DocumentLayout(Layout[D]):
         self.entry = entry
         self.write_path = write_path
         # Whether a read or an insert of one document is one command, whatever the document holds.
-        self._reads_at_once = entry.everything.archive is None and not entry.versions.needs_server
+        self._is_divided = entry.versions.divide(entry.targets.filter()) is not None
+        plan_needed = self._is_divided or entry.versions.needs_server
+        self._reads_at_once = entry.everything.archive is None and not plan_needed
         self._inserts_at_once = entry.effects.is_plain and not entry.versions.writes_older
 
     # -- calls that are one command --------------------------------------------------------------
@@ -87,11 +89,14 @@ class DocumentLayout(Layout[D]):
     # -- reading -----------------------------------------------------------------------------------
 
     def get(self, identity: Any, card: Any = None) -> Plan[Any]:
+        if self._is_divided:
+            # An upgrade changes what tells the model's documents from others.
+            return self.first(self.id_filter(identity), None, card)
         get = crud.get if self.entry.everything.archive is None else places.get
         return get(self.entry, identity, card)
 
     def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
-        if self.entry.everything.archive is None:
+        if self.entry.everything.archive is None and not self._is_divided:
             return reads.many(self.entry, identities, card)
         return super().many(identities, card)
 

@@ -309,6 +309,7 @@ def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]
         for source, index in rule.storage().indexes
         if source.collection == entry.collection
     ]
+    needed += version_indexes(entry)
     # The longest first: an index also serves whatever its beginning serves.
     needed.sort(key=lambda index: -len(key_pairs(index.document)))
     missing = []
@@ -319,6 +320,11 @@ def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]
             missing.append(index)
             serving.append(keys)
     return missing
+
+
+def version_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
+    """The index by which outdated documents are found, where there may be any."""
+    return [IndexModel([(entry.versions.field, 1)])] if entry.versions.may_change else []
 
 
 def serves_all(document: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.engine import crud
+from treadle.engine.divided_reads import divided_read, refuse_changed
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, skipping
@@ -79,7 +80,15 @@ class BothReader:
             filtered, projection = command.arguments
             shown = {**(projection or {}), KEYS: {"$meta": "sortKey"}}
             command = replace(command, arguments=(filtered, shown))
-        self.commands: list[Read] = [command, replace(command, collection=archive)]
+        commands = [command, replace(command, collection=archive)]
+        self._divided = [divided_read(entry, each) for each in commands]
+        self.commands: list[Read] = [
+            command if reading is None else reading.command
+            for command, reading in zip(commands, self._divided, strict=True)
+        ]
+        # Pages of which the outdated documents were not upgraded and matched yet.
+        self._unmatched: set[int] = set()
+        self._sorts = [path for path, _ in command.options["sort"] or ()]
         self._pages: list[list[Raw]] = [[], []]
         self._ended = [False, False]
 
@@ -93,9 +102,18 @@ class BothReader:
         """Take what a cursor gave; less than a page is its end."""
         self._pages[at] = raws[::-1]
         self._ended[at] = len(raws) < self.page
+        self._unmatched.add(at)
 
     def take(self) -> Plan[Iterable[Any]]:
         """The documents that come next."""
+        yield from refuse_changed(self._entry, "a sort", self._sorts)
+        self._sorts = []
+        for number in self._unmatched:
+            reading = self._divided[number]
+            if reading is not None:
+                self._pages[number] = (yield from reading.take(self._pages[number][::-1]))[::-1]
+                self._ended[number] = self._ended[number] or reading.done
+        self._unmatched.clear()
         raws: list[Raw] = []
         while not self.wanting and not self.done:
             at = self._first()

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from treadle.engine import crud
+from treadle.engine.divided_reads import divided_read, refuse_changed
 from treadle.engine.documents import translated
 from treadle.engine.target_updates import READ_KEYS_MAX
-from treadle.engine.version_upgrade import upgraded
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, PageReader, skipping
@@ -28,7 +28,7 @@ from treadle.query.attributes import refuse_attributes
 from treadle.query.field_paths import Unchecked
 from treadle.query.filters import Sort, clean, confine, parse_filter, parse_match, refuse_operators, sort_keys
 from treadle.query.keys import freeze
-from treadle.query.paths import Path, overlap, resolve, value_at, values_at
+from treadle.query.paths import Path, overlap, resolve, value_at
 
 # Documents of one page().
 PAGE_MAX = 10_000
@@ -63,6 +63,10 @@ class DocumentReader(PageReader[R]):
         # Where all documents are as the model has them, there is nothing to do to a page.
         chain = entry.versions
         self._upgrades = chain.needs_server or (chain.is_versioned and card is not None)
+        self._sorts = [path for path, _ in command.options.get("sort") or ()]
+        self._divided = divided_read(entry, command)
+        if self._divided is not None:
+            self._command, self.page = self._divided.command, self._divided.page
 
     def in_pages_of(self, page: int) -> DocumentReader[R]:
         """The same in larger pages, each in one reply, for what is read to its end."""
@@ -76,7 +80,13 @@ class DocumentReader(PageReader[R]):
         return self._command
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[R]]:
+        yield from refuse_changed(self._entry, "a sort", self._sorts)
+        # Once is enough.
+        self._sorts = []
         self.done = ended
+        if self._divided is not None:
+            raws = yield from self._divided.take(raws)
+            self.done = ended or self._divided.done
         if not self._upgrades:
             return map(self._load, raws) if self._noted is None else self._fitting(raws)
         current = yield from self._shown(raws)
@@ -125,9 +135,12 @@ def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> 
 def exists(entry: ModelEntry[Any], filter: Any) -> Plan[bool]:
     """Whether any document matches."""
     cleaned = parse_filter(entry.paths.fields, filter)
+    divided = entry.versions.divide(cleaned)
+    current = cleaned if divided is None else entry.versions.matching_current(divided)
     with translated(entry.model.__name__, [cleaned]):
-        document = yield from find_one(entry.collection, cleaned, {"_id": 1})
-    return document is not None
+        if (yield from find_one(entry.collection, current, {"_id": 1})) is not None:
+            return True
+        return divided is not None and bool((yield from entry.targets.find_outdated(divided)))
 
 
 # -- page after page ------------------------------------------------------------------------------
@@ -149,7 +162,9 @@ def page(
         )
     keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.paths.fields)) or []
     cleaned = parse_filter(entry.paths.fields, filter)
-    mixed = _mixed(entry, [path for path, _ in keys])
+    named = [path for path, _ in keys]
+    yield from refuse_changed(entry, "page", named, cleaned)
+    mixed = _mixed(entry, named)
     query = keyset.digest(entry.collection, cleaned, keys)
     chosen = cleaned
     if after is not None:
@@ -218,30 +233,10 @@ def distinct(entry: ModelEntry[Any], field: str, filter: Any) -> Plan[list[Any]]
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
     cleaned = parse_filter(entry.paths.fields, filter)
-    chain = entry.versions
-    chosen = {"$and": [cleaned, chain.current_only]} if chain.is_versioned else cleaned
+    yield from refuse_changed(entry, "distinct", [path.stored], cleaned)
     with translated(entry.model.__name__, [cleaned]):
-        values = yield Call(entry.collection, "distinct", (path.stored, chosen), {}, writes=False)
-    if chain.is_versioned:
-        values += yield from _older_values(entry, path, cleaned, values)
+        values = yield Call(entry.collection, "distinct", (path.stored, cleaned), {}, writes=False)
     return adapted_values(owner, path, values)
-
-
-def _older_values(entry: ModelEntry[Any], path: Path, cleaned: Raw, known: Iterable[Any]) -> Plan[list[Any]]:
-    """The further values of documents of other versions, as the current version has them."""
-    seen, further, last = {freeze(value) for value in known}, list[Any](), list[Any]()
-    older = {"$and": [cleaned, entry.versions.outdated_only]}
-    while True:
-        beyond = {"$and": [older, {"$expr": {"$gt": ["$_id", {"$literal": last[0]}]}}]} if last else older
-        raws = yield from find(entry.collection, beyond, sort=[("_id", 1)], limit=entry.limits.find_page)
-        for raw in (yield from upgraded(entry, raws)):
-            for value in values_at(raw, path.steps):
-                if freeze(value) not in seen:
-                    seen.add(freeze(value))
-                    further.append(value)
-        if len(raws) < entry.limits.find_page:
-            return further
-        last = [raws[-1]["_id"]]
 
 
 def adapted_values(owner: ModelEntry[Any], path: Path, values: Iterable[Any]) -> list[Any]:

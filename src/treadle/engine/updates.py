@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
+from treadle.engine.crud import read_of
+from treadle.engine.divided_reads import find_matching, may_match_outdated, refuse_changed
 from treadle.engine.documents import (
     as_written,
     auto_fields,
@@ -28,7 +30,7 @@ from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.references import fill_own
-from treadle.engine.version_upgrade import matches_outdated, upgrade_stored, upgraded
+from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import InvalidValue, PartlyDone, UsageError
 from treadle.graph.changes import NOT_READ, Changes
 from treadle.graph.derived import aggregates_of
@@ -41,18 +43,15 @@ from treadle.model.document import Document
 from treadle.plan import (
     Plan,
     Raw,
-    aggregate,
     bulk_write,
     by_id,
-    find,
-    find_one,
     find_one_and_update,
     is_inside,
     server_facts,
     update_many,
 )
 from treadle.plan.server_errors import translate_update
-from treadle.query.attributes import sorting_stages, sorts_by_attribute
+from treadle.query.attributes import sorts_by_attribute
 from treadle.query.filters import Sort, parse_filter, sort_keys
 from treadle.query.keys import freeze
 from treadle.query.paths import overlap, unknown_field
@@ -164,12 +163,13 @@ class Update(_Update, Write[D | None]):
         with self._translated():
             if not chain.is_versioned:
                 return (yield from self._find_and_update(chosen, after=self.returns == "after"))
+            yield from self._refuse_sort()
             # The first of all versions: an outdated one would be passed over.
-            if self.sort is not None and (yield from matches_outdated(entry, chosen)):
+            if self.sort is not None and (yield from may_match_outdated(entry, chosen)):
                 raise CommitNeeded
             current = {"$and": [chosen, chain.current_only]}
             raw = yield from self._find_and_update(current, after=self.returns == "after")
-            if raw is None and (yield from find_one(entry.collection, chosen, {"_id": 1})) is not None:
+            if raw is None and (yield from may_match_outdated(entry, chosen)):
                 raise CommitNeeded
             return raw
 
@@ -200,12 +200,12 @@ class Update(_Update, Write[D | None]):
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
-        if not self._by_attribute:
-            return (yield from find_one(self.entry.collection, self.filter, sort=self.sort))
-        sorting, tidying = sorting_stages(self.entry.codec, self.sort or ())
-        stages: list[Raw] = [{"$match": self.filter}, *sorting, {"$limit": 1}, tidying]
-        rows = yield from aggregate(self.entry.collection, stages)
+        yield from self._refuse_sort()
+        rows = yield from find_matching(self.entry, read_of(self.entry, self.filter, self.sort, limit=1))
         return rows[0] if rows else None
+
+    def _refuse_sort(self) -> Plan[None]:
+        return refuse_changed(self.entry, "a sort", [path for path, _ in self.sort or ()])
 
     def update_document(self, before: Raw, changes: Changes) -> Plan[Raw | None]:
         """Update the document that was just read."""
@@ -417,7 +417,7 @@ class UpdateMany(_Update, ChunkedWrite):
         entry, chosen = self.entry, self.filter
         whole = yield from is_inside()
         if entry.versions.is_versioned:
-            if (yield from matches_outdated(entry, chosen)):
+            if (yield from may_match_outdated(entry, chosen)):
                 raise CommitNeeded
             chosen = {"$and": [chosen, entry.versions.current_only]}
         with self._translated():
@@ -433,7 +433,8 @@ class UpdateMany(_Update, ChunkedWrite):
                 raise
 
     def apply(self, changes: Changes) -> Plan[int]:
-        befores = yield from find(self.entry.collection, self.selector.filter)
+        reading = read_of(self.entry, self.selector.filter)
+        befores = yield from find_matching(self.entry, reading)
         if befores:
             yield from self._apply(befores, self._write, changes)
         return len(befores)

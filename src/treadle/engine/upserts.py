@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
+from treadle.engine.crud import read_of
+from treadle.engine.divided_reads import find_matching
 from treadle.engine.documents import as_written, filter_of, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
@@ -21,7 +23,7 @@ from treadle.graph.operations import Upserted
 from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, find_one, is_inside
+from treadle.plan import Plan, Raw, is_inside
 from treadle.plan.server_errors import DuplicateKey
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
@@ -73,7 +75,8 @@ class Upsert(Write[Upserted[D]]):
         return raw
 
     def apply(self, changes: Changes) -> Plan[Raw]:
-        before = yield from find_one(self.entry.collection, self._update.filter)
+        matches = yield from find_matching(self.entry, read_of(self.entry, self._update.filter, limit=1))
+        before = matches[0] if matches else None
         self.created = before is None
         raw: Raw | None = None
         if before is not None:

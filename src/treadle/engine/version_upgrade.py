@@ -144,15 +144,19 @@ def upgrade_matching_upgraded(
         changes.note_upgraded(entry, [each["_id"] for each in documents])
 
 
-def matches_outdated(entry: ModelEntry[Any], condition: Raw) -> Plan[bool]:
+def matches_outdated(entry: ModelEntry[Any], condition: Raw, collection: str | None = None) -> Plan[bool]:
     """Whether an outdated document meets a condition as it is stored."""
     outdated = {"$and": [condition, entry.versions.outdated_only]}
-    return (yield from find_one(entry.collection, outdated, {"_id": 1})) is not None
+    return (yield from find_one(collection or entry.collection, outdated, {"_id": 1})) is not None
 
 
 def has_outdated(entry: ModelEntry[Any]) -> Plan[bool]:
-    """Whether any document of a collection is outdated."""
-    return entry.versions.may_change and (yield from matches_outdated(entry, {}))
+    """Whether any document of a model, archived or not, is outdated."""
+    if entry.versions.may_change:
+        for collection in entry.everything.collections:
+            if (yield from matches_outdated(entry, {}, collection)):
+                return True
+    return False
 
 
 # -- after a write ------------------------------------------------------------------------------

@@ -337,12 +337,15 @@ def split(merged: Sequence[tuple[Write[Any], list[Write[Any]]]], outcomes: Seque
 
 def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:
     """The ids of the next chunk of a bulk write, after the last one."""
-    most, entry = write.entry.limits.write_chunk, write.entry
-    condition = write.selector.after(last).filter
+    most, entry, selector = write.entry.limits.write_chunk, write.entry, write.selector
+    divided = entry.versions.divide(selector.filter)
+    if divided is not None:
+        selector = selector._replace(filter=entry.versions.candidates(divided))
+    condition = selector.after(last).filter
     rows = yield from find(entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=most)
     if not rows and last is not None and entry.ids.shape.kind != "scalar":
         # A range ends where the type of the ids changes; an expression compares across types.
-        further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, write.filter]}
+        further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, selector.filter]}
         rows = yield from find(entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=most)
     return [each["_id"] for each in rows]
 

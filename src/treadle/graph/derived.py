@@ -209,12 +209,7 @@ class DerivedRule(Rule):
         keys = self.match.index_keys(windows_first=self.maintain == "schedule")
         if self.first is not None and not self.unit:
             keys = [*keys, *(each for each in self.aggregate.index_keys() if each[0] not in dict(keys))]
-        indexes = [IndexModel(keys)] if keys else []
-        chain = self.source.versions
-        if chain.current > 1:
-            # By which documents of older versions are found, to be read in the current one.
-            indexes.append(IndexModel([(chain.field, ASCENDING)]))
-        return Storage(indexes=[(self.source, index) for index in indexes])
+        return Storage(indexes=[(self.source, IndexModel(keys))] if keys else [])
 
     @property
     def guards_source(self) -> bool:

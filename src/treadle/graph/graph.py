@@ -124,6 +124,7 @@ class Graph:
         entry.paths.fields = FieldPaths(entry.codec, entry.paths.owned_in_collection, entry.effects.followed)
         if entry.kinds.root is entry:
             entry.versions.formulas = kinds.build_formula_stages(entry)
+            entry.versions.current_fields = kinds.stored_fields(entry)
         type.__setattr__(entry.model, "__treadle_maintained__", entry.maintained_fields())
 
     def _add(self, model: Any) -> None:

@@ -309,3 +309,11 @@ def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
                 f"declare them on {entry.kinds.root.model.__name__}, for all kinds",
                 code="version-invalid",
             )
+
+
+def stored_fields(entry: ModelEntry[Any]) -> frozenset[str]:
+    """The top-level stored names of the fields of a collection's models, its version left out."""
+    names = {name for each in [entry, *entry.kinds.below] for name in each.codec.by_stored}
+    if entry.kinds.family is not None:
+        names.add(entry.kinds.family.discriminator)
+    return frozenset(names - {"_id", entry.versions.field})

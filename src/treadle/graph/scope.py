@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from treadle.errors import DataError
 from treadle.graph.quarantine import set_aside
 from treadle.graph.stored_pages import matching, quarantine_quietly, readable_page
-from treadle.graph.versions import VersionChain, command_chunks, given
+from treadle.graph.versions import Divided, VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import order_key
@@ -228,33 +228,40 @@ class Scope:
 
     def find_outdated(
         self,
-        own: Raw,
+        own: Raw | Divided,
         *,
         collection: str | None = None,
         failed: Failed | None = None,
     ) -> Plan[list[Image]]:
-        """The outdated documents of one collection that match once they are upgraded."""
+        """The outdated documents of one collection that match once they are upgraded.
+
+        A divided filter is a caller's, which holds the conditions of its scope.
+        """
         collection = self.collections[0] if collection is None else collection
-        stages = [{"$match": self.filter(own)}]
+        divided = own if isinstance(own, Divided) else self._divide(own)
+        stages = [{"$match": divided.upgraded}]
         images: list[Image] = []
 
         def visit(documents: list[Raw]) -> Plan[None]:
             rows = yield from self.evaluate(documents, stages)
             images.extend(Image(row, collection, True) for row in rows)
 
-        yield from self._each_outdated(collection, own, visit, failed)
+        yield from self._each_outdated(collection, divided.stored, visit, failed)
         return images
+
+    def _divide(self, own: Raw) -> Divided:
+        condition = self.filter(own)
+        return Divided(self.versions.before_upgrade(condition) or {}, condition)
 
     def _each_outdated(
         self,
         collection: str,
-        own: Raw,
+        stored: Raw,
         visit: Callable[[list[Raw]], Plan[None]],
         failed: Failed | None = None,
     ) -> Plan[None]:
-        """Pass the outdated documents that may match, upgraded, to `visit`, a page at a time."""
-        chain = self.versions
-        condition = beside(chain.outdated_only, chain.before_upgrade(self.filter(own)) or {})
+        """Pass the outdated documents that match as they are stored to `visit`, upgraded, by the page."""
+        condition = beside(self.versions.outdated_only, stored)
         last: list[Any] | None = None
         while True:
             reading = matching(collection, condition, last, self.chunk)
@@ -333,7 +340,7 @@ class Scope:
             if splits:
                 stages = [{"$match": condition}, *outdated]
                 visit = partial(self._visit, stages, names, keep, rows)
-                yield from self._each_outdated(collection, own, visit)
+                yield from self._each_outdated(collection, self._divide(own).stored, visit)
         return rows
 
     def _visit(

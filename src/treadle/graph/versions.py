@@ -7,10 +7,10 @@ upgraded documents are values. Storing them is `engine/version_upgrade.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import bson
 
@@ -62,6 +62,15 @@ def declared_steps(model: type) -> dict[int, Step]:
     return steps
 
 
+class Divided(NamedTuple):
+    """A caller's filter that names fields which an upgrade changes, in two parts that must both hold."""
+
+    # Evaluated on documents as they are stored, whatever their version.
+    stored: Raw
+    # Evaluated on current documents, so on outdated ones after the upgrade.
+    upgraded: Raw
+
+
 @dataclass(slots=True)
 class Upgraded:
     """For each given document, in order, the upgraded one or why there is none."""
@@ -110,6 +119,8 @@ class VersionChain:
         self.steps = declared_steps(model)
         # The stages that evaluate the formulas of all kinds; the graph sets them once all rules are bound.
         self.formulas: Sequence[Raw] = ()
+        # The top-level fields of all kinds in the current version; set with the formulas.
+        self.current_fields: frozenset[str] = frozenset()
         self._check()
         # Versions ahead that can be read, because the way down from them is known.
         self.newest = self.current
@@ -404,15 +415,17 @@ class VersionChain:
 
         Those of a Python function without `fields=` are not known.
         """
-        changed = self.named_fields
-        for step in self._steps_in():
-            if step.fields is None and any(map(callable, (step.up, step.back))):
-                return None
-        return changed
+        return None if self.steps_of_unknown_fields else self.named_fields
+
+    @property
+    def steps_of_unknown_fields(self) -> list[Step]:
+        """The steps by Python functions that do not name their fields."""
+        steps = [step for step in self._steps_in() if step.fields is None]
+        return [step for step in steps if callable(step.up) or callable(step.back)]
 
     @cached_property
     def named_fields(self) -> frozenset[str] | None:
-        """The top-level fields that a migration is known to change: by `fields=`, or by its pipeline.
+        """The top-level fields that an upgrade is known to change: by `fields=`, a pipeline, or a formula.
 
         None where a pipeline replaces the document as a whole.
         """
@@ -436,22 +449,57 @@ class VersionChain:
         """Whether a stored document may have another version that this Store can read."""
         return self.is_versioned and bool(self._steps_in())
 
-    def before_upgrade(self, own: Raw, *, callers: bool = False) -> Raw | None:
-        """The part of a condition that means the same in every version; None where no part does.
+    def before_upgrade(self, own: Raw) -> Raw | None:
+        """The part of a condition that means the same in every version; None where no part does."""
+        return _merged([part for part in _conjuncts(own) if self._means_the_same(part)]) or None
 
-        For a caller's filter only the fields that are known to change count as changed.
-        """
-        changed = self.named_fields if callers else self.changed_fields
-        parts = [part for part in _conjuncts(own) if _means_the_same(part, changed)]
-        if not parts:
-            return None
-        merged = {name: condition for part in parts for name, condition in part.items()}
-        return merged if len(merged) == len(parts) else {"$and": parts}
-
-    def names_changed(self, own: Raw, *, callers: bool = False) -> bool:
+    def names_changed(self, own: Raw) -> bool:
         """Whether a condition may mean something else in another version."""
-        changed = self.named_fields if callers else self.changed_fields
-        return self.may_change and not all(_means_the_same(part, changed) for part in _conjuncts(own))
+        return self.may_change and not all(map(self._means_the_same, _conjuncts(own)))
+
+    def _means_the_same(self, part: Raw) -> bool:
+        paths, changed = filter_references(part), self.changed_fields
+        if paths is None:
+            return False
+        names = set(map(top, paths))
+        return names <= {"_id"} if changed is None else not names & changed
+
+    # -- filters of callers ---------------------------------------------------------------------------
+
+    def divide(self, own: Raw) -> Divided | None:
+        """A caller's filter in two parts; None where outdated documents meet it as they are stored.
+
+        Only fields that an upgrade is known to change count as changed. A name
+        of an older version alone is looked for as it is stored.
+        """
+        if not self.may_change:
+            return None
+        stored: list[Raw] = []
+        upgraded: list[Raw] = []
+        for part in _conjuncts(own):
+            (upgraded if self._is_known_to_change(part) else stored).append(part)
+        return Divided(_merged(stored), _merged(upgraded)) if upgraded else None
+
+    def _is_known_to_change(self, part: Raw) -> bool:
+        paths = filter_references(part)
+        # Other operators of the whole document, such as $text, only the collection itself can evaluate.
+        return "$expr" in part if paths is None else self.changes_any(paths)
+
+    def changes_any(self, paths: Iterable[str]) -> bool:
+        """Whether an upgrade is known to change a field among these paths."""
+        if not self.may_change:
+            return False
+        names = {top(path) for path in paths} & self.current_fields
+        return bool(names if self.named_fields is None else names & self.named_fields)
+
+    def candidates(self, divided: Divided) -> Raw:
+        """The condition of the current documents that match, and of outdated ones that may."""
+        current = _merged([self.current_only, divided.upgraded])
+        return _merged([divided.stored, {"$or": [current, self.outdated_only]}])
+
+    def matching_current(self, divided: Divided) -> Raw:
+        """The condition of the current documents that match."""
+        return _merged([self.current_only, divided.stored, divided.upgraded])
 
 
 def _conjuncts(own: Raw) -> Iterator[Raw]:
@@ -464,12 +512,10 @@ def _conjuncts(own: Raw) -> Iterator[Raw]:
             yield {name: condition}
 
 
-def _means_the_same(part: Raw, changed: frozenset[str] | None) -> bool:
-    paths = filter_references(part)
-    if paths is None:
-        return False
-    names = {top(path) for path in paths}
-    return names <= {"_id"} if changed is None else not names & changed
+def _merged(parts: Sequence[Raw]) -> Raw:
+    """Conditions as one: beside each other, unless a name is in several."""
+    merged = {name: condition for part in parts for name, condition in part.items()}
+    return merged if len(merged) == sum(map(len, parts)) else {"$and": [part for part in parts if part]}
 
 
 def written_fields(stages: Sequence[Raw]) -> set[str] | None:

@@ -66,8 +66,16 @@ def setup(graph: Graph, dry_run: bool = False, validation: Enforcement = None) -
     server = graph.check_server((yield from read_capabilities(graph.uses | {"validators"})))
     for zone, day in (yield from zones.wrong_zones(zones.declared_zones(graph))).items():
         log.warning("%s", zones.describe(zone, day))
+    _warn_of_stored_filters(graph)
     plan = _setup(graph, server, validation)
     return (yield from list_writes(plan, [], server)) if dry_run else (yield from plan)
+
+
+def _warn_of_stored_filters(graph: Graph) -> None:
+    for entry in graph.by_collection.values():
+        for step in entry.versions.steps_of_unknown_fields:
+            text = "filters match outdated documents of %s as they are stored, because %s names no fields="
+            log.warning(text, entry.model.__name__, step.label)
 
 
 def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[list[Action]]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from pymongo import ASCENDING, IndexModel
 
 from treadle.engine.document_layout import DocumentLayout
-from treadle.engine.indexes import declared_indexes
+from treadle.engine.indexes import declared_indexes, version_indexes
 from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError
 from treadle.graph.batch import Batch
@@ -95,13 +95,14 @@ class ArchiveRule(ArchivePlaces):
 
     def _needed_indexes(self) -> list[IndexModel]:
         """By which filters, and derived values, find what is archived."""
-        return [
+        needed = [
             index
             for rule in self.graph.rules
             if not isinstance(rule, ArchiveRule) and (self.declared.counted or not _aggregates(rule))
             for source, index in rule.storage().indexes
             if source.collection == self.target.collection
         ]
+        return [*needed, *version_indexes(self.target)]
 
     def check(self, graph: Models) -> None:
         entry, label = self.target, self.place.label

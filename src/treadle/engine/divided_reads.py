@@ -1,0 +1,156 @@
+"""Callers' filters and sorts on fields that an upgrade changes.
+
+A read sends one command, for the current documents that match and for the
+outdated ones that may. These are upgraded, and those that then do not match
+are dropped. So the skip and the limit are counted here and not by the server.
+A document that cannot be upgraded is quarantined and does not match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from treadle.engine.pages import by_ids
+from treadle.engine.version_upgrade import has_outdated, matches_outdated
+from treadle.errors import UsageError
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.versions import Divided
+from treadle.plan import Plan, Raw, Read
+from treadle.query.keys import freeze
+
+# Documents that are read at a time where the caller wants fewer.
+SMALL_PAGE = 32
+_WINDOW = {"skip": 0, "limit": 0}
+
+
+class DividedRead:
+    """A read whose filter names fields that an upgrade changes."""
+
+    def __init__(self, entry: ModelEntry[Any], command: Read, divided: Divided) -> None:
+        self._entry = entry
+        self._divided = divided
+        self._skip = command.options.get("skip") or 0
+        self._left = command.options.get("limit") or None
+        wanted = self._skip + (self._left or entry.limits.find_page)
+        # The documents to read at a time.
+        self.page = min(entry.limits.find_page, max(SMALL_PAGE, wanted))
+        self.command = _with_filter(command, entry.versions.candidates(divided))
+
+    @property
+    def done(self) -> bool:
+        """Whether the caller has all documents that it asked for."""
+        return self._left == 0
+
+    def take(self, raws: Sequence[Raw]) -> Plan[list[Raw]]:
+        """The documents of a page that match, within the skip and the limit, as they are stored."""
+        chain = self._entry.versions
+        matches = yield from self._matching([raw for raw in raws if chain.is_outdated(raw)])
+        kept = [raw for raw in raws if not chain.is_outdated(raw) or freeze(raw["_id"]) in matches]
+        self._skip, kept = max(0, self._skip - len(kept)), kept[self._skip :]
+        if self._left is not None:
+            kept = kept[: self._left]
+            self._left -= len(kept)
+        return kept
+
+    def _matching(self, outdated: Sequence[Raw]) -> Plan[set[Any]]:
+        """The frozen ids of the outdated documents that match once they are upgraded."""
+        if not outdated:
+            return set()
+        scope, collection = self._entry.targets, self.command.collection
+        if _is_partial(self.command):
+            # A migration may read any field.
+            whole = yield from by_ids(collection, [raw["_id"] for raw in outdated])
+            outdated = [*whole.values()]
+        images = yield from scope.load(outdated, collection)
+        stages: list[Raw] = [{"$match": self._divided.upgraded}, {"$project": {"_id": 1}}]
+        rows = yield from scope.evaluate([image.document for image in images], stages)
+        return {freeze(row["_id"]) for row in rows}
+
+
+def divided_read(entry: ModelEntry[Any], command: Read) -> DividedRead | None:
+    """The read of a caller's filter that names fields which an upgrade changes; None for any other."""
+    if not entry.versions.may_change:
+        return None
+    divided = entry.versions.divide(_filter_of(command))
+    return None if divided is None else DividedRead(entry, command, divided)
+
+
+def find_matching(entry: ModelEntry[Any], command: Read) -> Plan[list[Raw]]:
+    """The documents that a read finds, outdated ones once they are upgraded; as they are stored."""
+    reading = divided_read(entry, command)
+    if reading is None:
+        raws: list[Raw] = yield command
+        return raws
+    matches: list[Raw] = []
+    taken, ended = 0, False
+    while not (ended or reading.done):
+        window = {"skip": taken, "limit": reading.page}
+        raws = yield _with_window(reading.command, window)
+        matches += yield from reading.take(raws)
+        taken, ended = taken + len(raws), len(raws) < reading.page
+    return matches
+
+
+def may_match_outdated(entry: ModelEntry[Any], condition: Raw) -> Plan[bool]:
+    """Whether an outdated document meets a caller's filter, as far as it can be told before the upgrade."""
+    divided = entry.versions.divide(condition)
+    return (yield from matches_outdated(entry, condition if divided is None else divided.stored))
+
+
+def _is_partial(command: Read) -> bool:
+    """Whether a read gives parts of documents."""
+    if command.method == "find":
+        return any(command.arguments[1:])
+    return "$project" in command.arguments[0][-1]
+
+
+def _filter_of(command: Read) -> Raw:
+    """The filter of a find, or of the aggregation that stands for one."""
+    first = command.arguments[0]
+    condition: Raw = first if command.method == "find" else first[0]["$match"]
+    return condition
+
+
+def _with_filter(command: Read, condition: Raw) -> Read:
+    """The same read of what meets another filter, without its skip and limit."""
+    first, *rest = command.arguments
+    if command.method == "find":
+        unbounded = replace(command, arguments=(condition, *rest))
+        return _with_window(unbounded, _WINDOW)
+    return _with_window(replace(command, arguments=([{"$match": condition}, *first[1:]], *rest)), _WINDOW)
+
+
+def _with_window(command: Read, window: Mapping[str, int]) -> Read:
+    if command.method == "find":
+        return replace(command, options={**command.options, **window})
+    stages = [stage for stage in command.arguments[0] if not stage.keys() & {"$skip", "$limit"}]
+    bounds = [{f"${name}": number} for name, number in window.items() if number]
+    return replace(command, arguments=([*stages[:-1], *bounds, stages[-1]],))
+
+
+# -- what the server cannot do ---------------------------------------------------------------------
+
+
+def refuse_changed(
+    entry: ModelEntry[Any], call: str, paths: Iterable[str], filter: Raw | None = None
+) -> Plan[None]:
+    """Refuse to sort by, or to list the values of, fields that outdated documents hold in another form.
+
+    Costs an indexed read where such a field is named, and else nothing.
+    """
+    chain = entry.versions
+    if not chain.changes_any(paths) and (filter is None or chain.divide(filter) is None):
+        return
+    name = entry.model.__name__
+    reason = f"{entry.collection} holds outdated documents; run migrate({name})"
+    if chain.writes_older:
+        reason = "this Store writes an older version (write_versions=)"
+    elif not (yield from has_outdated(entry)):
+        return
+    raise UsageError(
+        f"{call} of {name} names a field that a migration changes, which the server cannot order or list "
+        f"while {reason}",
+        code="documents-outdated",
+    )
