@@ -180,27 +180,29 @@ class BulkWrite:
 
     def _attempt(self, chunk: Sequence[tuple[int, Part]]) -> Plan[list[None]]:
         """Perform a chunk in one commit; in several, where an operation cannot share one."""
-        if len(chunk) == 1:
-            ((_, part),) = chunk
-            self._count(part, (yield from part.plan()))
+        parts = [part for _, part in chunk]
+        if len(parts) == 1:
+            self._count(parts[0], (yield from parts[0].plan()))
             return []
-        separate = next((at for at, (_, part) in enumerate(chunk) if part.write is None), None)
+        writes = [part.write for part in parts]
+        separate = writes.index(None) if None in writes else (yield from self._commit(parts))
         if separate is None:
-            try:
-                return (yield from self._commit(chunk))
-            except _Separate as error:
-                separate = next(at for at, (_, part) in enumerate(chunk) if part.write is error.write)
+            return []
         for piece in (chunk[:separate], chunk[separate : separate + 1], chunk[separate + 1 :]):
             if piece:
                 yield from self._attempt(piece)
         return []
 
-    def _commit(self, chunk: Sequence[tuple[int, Part]]) -> Plan[list[None]]:
-        writes = [part.write for _, part in chunk if part.write is not None]
-        outcomes = yield from self._execute(Chunk(self.write_path.graph, writes))
-        for (_, part), outcome in zip(chunk, outcomes, strict=True):
+    def _commit(self, parts: Sequence[Part]) -> Plan[int | None]:
+        """Perform operations in one commit. Returns the position of one that cannot share it."""
+        writes = [part.write for part in parts if part.write is not None]
+        try:
+            outcomes = yield from self._execute(Chunk(self.write_path.graph, writes))
+        except _Separate as error:
+            return writes.index(error.write)
+        for part, outcome in zip(parts, outcomes, strict=True):
             self._count(part, outcome)
-        return []
+        return None
 
     def _execute(self, write: Chunk) -> Plan[list[Any]]:
         races = any(isinstance(part, Upsert) for part in write.parts)

@@ -294,13 +294,14 @@ def as_written(entry: ModelEntry[D], raw: Raw) -> D:
 def _undo(entry: ModelEntry[Any], befores: Mapping[Any, Raw], afters: Iterable[Raw]) -> Plan[None]:
     """Write back what documents were, where they were not written concurrently."""
     for after in afters:
-        before = befores.get(freeze(after["_id"]))
-        if before is None or before == after:
-            continue
+        before = befores.get(freeze(after["_id"]), after)
         changed = [name for name in {**before, **after} if _differs(before, after, (name,))]
-        as_left = {name: {"$eq": after[name]} if name in after else {"$exists": False} for name in changed}
-        values = {name: {"$literal": before[name]} for name in changed if name in before}
-        removed = {name: "$$REMOVE" for name in changed if name not in before}
-        yield from update_one(
-            entry.collection, {**by_id(after["_id"]), **as_left}, [{"$set": {**values, **removed}}]
-        )
+        if changed:
+            as_left = {name: _equal_to(after, name) for name in changed}
+            values = {name: {"$literal": before[name]} if name in before else "$$REMOVE" for name in changed}
+            yield from update_one(entry.collection, {**by_id(after["_id"]), **as_left}, [{"$set": values}])
+
+
+def _equal_to(document: Raw, name: str) -> Raw:
+    """The condition that a field is as in a document."""
+    return {"$eq": document[name]} if name in document else {"$exists": False}

@@ -246,27 +246,37 @@ def insert_unordered(
 
     Returns these, and by position why the others were refused.
     """
-    name, refused = entry.model.__name__, dict[int, Exception]()
-    raws, stored, positions = list[Raw](), list[D](), list[int]()
+    refused, stored, raws = dict[int, Exception](), dict[int, D](), list[Raw]()
     for position, document in enumerate(documents):
         altered: list[Any] = []
         try:
             raw = dump(entry, document, altered)
-            require_encodable(raw, name)
-            stored.append(as_stored(entry, document, raw, altered))
+            require_encodable(raw, entry.model.__name__)
+            stored[position] = as_stored(entry, document, raw, altered)
+            raws.append(raw)
         except UsageError as error:
             refused[position] = error
-            continue
-        raws.append(raw)
-        positions.append(position)
-    raws = yield from lowered(entry, raws)
+    positions = list(stored)
+    for at, refusal in (yield from _store_accepted(entry, raws)).items():
+        refused[positions[at]] = refusal
+    return [each for position, each in stored.items() if position not in refused], refused
+
+
+def _store_accepted(entry: ModelEntry[Any], raws: list[Raw]) -> Plan[dict[int, Exception]]:
+    """Store documents in any order. Returns by position why the server refused some."""
+    if not raws:
+        return {}
     try:
-        if raws:
-            yield Call(entry.collection, "insert_many", (raws,), {"ordered": False})
+        documents = yield from lowered(entry, raws)
+        yield Call(entry.collection, "insert_many", (documents,), {"ordered": False})
     except BulkWriteError as error:
         if (error.details or {}).get("writeConcernErrors"):
             raise
-        for each in refusals(error):
-            one = WriteError(each.get("errmsg", ""), each.get("code"), each)
-            refused[positions[each["index"]]] = translate(one, name)
-    return [each for each, at in zip(stored, positions, strict=True) if at not in refused], refused
+        errors = {each["index"]: each for each in refusals(error)}
+        return {at: _refusal(entry, each) for at, each in errors.items()}
+    return {}
+
+
+def _refusal(entry: ModelEntry[Any], details: Raw) -> Exception:
+    error = WriteError(details.get("errmsg", ""), details.get("code"), details)
+    return translate(error, entry.model.__name__)
