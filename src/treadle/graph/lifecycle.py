@@ -1,9 +1,8 @@
-"""What a document says about its own life: when it was made, last written, how often, and when deleted.
+"""Fields that say when a document was inserted, last written and deleted, and how often it was written.
 
 `CreatedAt()` and `UpdatedAt()` stand on fields; `revision=` and
-`soft_delete=` are class keywords that name a field. All are maintained by the
-write of a document itself, and by nothing else: what follows from the writes
-of other documents is nobody's write of this one.
+`soft_delete=` are class keywords that name a field. All are maintained by a
+caller's own write of the document, never by changes of derived values.
 """
 
 from __future__ import annotations
@@ -23,9 +22,15 @@ ADVICE = " with each write of the document; leave it out"
 
 @dataclass(frozen=True)
 class _Lifecycle(Pattern):
-    """What these declarations have in common: where they may stand."""
+    """The base of these declarations."""
 
-    expected: ClassVar[tuple[type, ...]] = (dt.datetime,)
+    # How the field is maintained; its path is that of the field.
+    owned: ClassVar[Owned]
+    type: ClassVar[type] = dt.datetime
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        self._check(place)
+        return LifecycleRule(place, self)
 
     def _check(self, place: Place) -> None:
         entry, shape = place.entry, place.field.shape
@@ -47,9 +52,8 @@ class _Lifecycle(Pattern):
                 f"{entry.kinds.root.model.__name__}; declare it there, for all kinds",
                 code="kind-invalid",
             )
-        if shape.kind != "any" and not (shape.kind == "scalar" and shape.python in self.expected):
-            names = " or ".join(each.__name__ for each in self.expected)
-            raise DeclarationError(f"{place.label} must be a {names}", code="maintained-type")
+        if shape.kind != "any" and (shape.kind != "scalar" or shape.python is not self.type):
+            raise DeclarationError(f"{place.label} must be a {self.type.__name__}", code="maintained-type")
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,7 @@ class CreatedAt(_Lifecycle):
     """When the document was inserted, by the server's clock."""
 
     pattern: ClassVar[str] = "created_at"
-
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return StampRule(place, self.pattern, always=False)
+    owned: ClassVar[Owned] = Owned("", ADVICE, on_write="now", insert_only=True)
 
 
 @dataclass(frozen=True)
@@ -68,76 +69,54 @@ class UpdatedAt(_Lifecycle):
     """When a caller last wrote the document, by the server's clock; maintained values do not count."""
 
     pattern: ClassVar[str] = "updated_at"
-
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return StampRule(place, self.pattern, always=True)
-
-
-class StampRule(Rule):
-    """A date that the document's own writes set."""
-
-    def __init__(self, place: Place, pattern: str, always: bool) -> None:
-        super().__init__(place)
-        self.pattern = pattern
-        self._always = always
-
-    def owns(self) -> Sequence[Owned]:
-        return [Owned(self.path, ADVICE, on_write="now", insert_only=not self._always)]
+    owned: ClassVar[Owned] = Owned("", ADVICE, on_write="now")
 
 
 @dataclass(frozen=True)
 class Revision(_Lifecycle):
-    """How often the document was written; whoever writes over an older one is told."""
+    """How often the document was written; a caller who would overwrite a later revision is refused."""
 
     pattern: ClassVar[str] = "revision"
-    expected: ClassVar[tuple[type, ...]] = (int,)
-
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return RevisionRule(place)
-
-
-class RevisionRule(Rule):
-    """A number that each write of the document raises."""
-
-    pattern = "revision"
-
-    def owns(self) -> Sequence[Owned]:
-        return [Owned(self.path, ADVICE, on_write="next", blank=0)]
+    owned: ClassVar[Owned] = Owned("", ADVICE, on_write="next", blank=0)
+    type: ClassVar[type] = int
 
 
 @dataclass(frozen=True)
 class SoftDelete(_Lifecycle):
-    """When the document was deleted; it stays stored, and everybody takes it for gone."""
+    """When the document was deleted. It stays stored, outside of the model's scopes."""
 
     pattern: ClassVar[str] = "soft_delete"
+    owned: ClassVar[Owned] = Owned(
+        "", " when the document is deleted; use delete() and restore()", blank=None
+    )
 
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
+    def _check(self, place: Place) -> None:
+        super()._check(place)
         if not place.field.shape.optional:
             raise DeclarationError(
                 f"{place.label} must be able to be None, for documents that are not deleted; write "
                 "datetime | None",
                 code="maintained-type",
             )
-        return SoftDeleteRule(place)
 
 
-class SoftDeleteRule(Rule):
-    """The date of a deletion that can be taken back."""
+class LifecycleRule(Rule):
+    """A field that the document's own writes set."""
 
-    pattern = "soft_delete"
+    def __init__(self, place: Place, declared: _Lifecycle) -> None:
+        super().__init__(place)
+        self.pattern = declared.pattern
+        self._owned = declared.owned._replace(path=self.path)
 
     def owns(self) -> Sequence[Owned]:
-        return [Owned(self.path, " when the document is deleted; use delete() and restore()", blank=None)]
+        return [self._owned]
 
 
 KEYWORDS: dict[str, Pattern] = {"revision": Revision(), "soft_delete": SoftDelete()}
 
 
 def declared(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
-    """The class keywords of a model that name a field of its life."""
+    """Yield the class keywords of a model that name such a field."""
     for keyword, pattern in KEYWORDS.items():
         name = getattr(entry.model.__treadle__, keyword)
         if name is None:

@@ -1,17 +1,11 @@
-"""The interface of patterns, and the models that it speaks of.
+"""The interface of patterns: a declaration, bound to its place in a model, is a `Rule`.
 
-A pattern is a declaration: a frozen value on a field, or a class keyword.
-When a Store is made, each declaration is bound to the place where it stands.
-The resulting `Rule` answers what the rest of Treadle asks. Every method of a
-rule has a default that does nothing; whoever asks looks up the rules that
-answer (`RuleSet.implementing`), and names no pattern. A rule that answers nothing
-is refused, because nobody would carry it out.
-
-Values that follow from other data have a family of their own, which the
-engine maintains for them: `DerivedRule` (from the documents that refer to the target, or from the
-one to which it refers), `FormulaRule`
-(from the target itself, computed by the server) and `LocalRule` (from the
-target itself, computed in Python). They are in `derived.py`.
+A declaration (`Pattern`) is a frozen value on a field, or a class keyword.
+When a Store is made, `bind` checks it where it stands and returns a rule. Each
+method of a rule has a default that does nothing. The rest of Treadle names no
+pattern; it looks up the rules that override a method (`RuleSet.implementing`)
+or that are of a class in `derived.py`, which the engine maintains. A rule that
+is neither would be ignored, and is refused.
 """
 
 from __future__ import annotations
