@@ -5,7 +5,7 @@ An index that conflicts with another is found before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pymongo import IndexModel
@@ -30,8 +30,8 @@ EXAMPLES_MAX = 5
 INDEXES_MAX = 1000  # the server itself allows 64
 # What an index may say without being another index.
 _COMPARED = (
-    "unique", "sparse", "partialFilterExpression", "collation", "wildcardProjection", "hidden", "weights",
-    "default_language", "language_override", "bits", "min", "max",
+    "unique", "sparse", "partialFilterExpression", "wildcardProjection", "hidden", "default_language",
+    "language_override", "bits", "min", "max",
 )  # fmt: skip
 # Options that the server does not add by itself, so that having one unasked is a difference.
 _OURS = frozenset({"unique", "sparse", "partialFilterExpression", "wildcardProjection", "hidden"})
@@ -157,78 +157,49 @@ def describe_index(document: Mapping[str, Any]) -> str:
 
 
 def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
-    """The indexes that a model asks for, from its fields and its class keyword."""
-    indexes: list[IndexModel] = []
-    texts: dict[str, int] = {}
-    for each in [entry, *entry.kinds.below]:
-        inherited = {
-            prefix + field.stored: mark
-            for above in each.kinds.above
-            for prefix, field, mark in _marked(above)
-        }
-        for prefix, field, mark in _marked(each):
-            if inherited.get(prefix + field.stored) == mark:
-                continue
-            if mark.text:
-                texts[prefix + field.stored] = int(mark.text)
-            if not mark.text or mark != Indexed(text=mark.text):
-                indexes.append(field_index(each, prefix, field, mark))
-        known = {id(index) for above in each.kinds.above for index in above.model.__treadle__.indexes}
-        indexes += [
-            _living(each, index) for index in each.model.__treadle__.indexes if id(index) not in known
-        ]
-    if texts:
-        indexes.append(_text_index(texts))
-    declared = [
-        key_pairs(each.document) for each in entry.model.__treadle__.indexes if each.document.get("unique")
-    ]
-    unique = [index for rule in entry.rules.implementing("storage") for index in rule.storage().unique]
-    chosen = [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
-    unique_keys = {tuple(dict(index.document["key"])) for index in chosen if index.document.get("unique")}
-    return [*chosen, *_names(entry, unique_keys)]
+    """Return the indexes that a model and the kinds below it ask for."""
+    members = [entry, *entry.kinds.below]
+    indexes = [index for each in members for index in (*_of_fields(each), *_of_class(each))]
+    indexes += [*_text_index(members), *_of_rules(entry)]
+    keys = {tuple(dict(index.document["key"])) for index in indexes if _is_unique(index)}
+    alternate = ((each, path) for each in members for path in each.paths.alternate_keys)
+    return [*indexes, *(_of_alternate_key(each, path) for each, path in alternate if (path,) not in keys)]
 
 
-def _names(entry: ModelEntry[Any], known: Collection[tuple[str, ...]]) -> Iterator[IndexModel]:
-    """The unique indexes of the fields by which others name documents of a model, but for those `known`."""
-    for each in [entry, *entry.kinds.below]:
-        for path, named in each.paths.alternate_keys.items():
-            if (path,) in known:
-                continue
-            present: Raw = {path: {"$type": stored_types(named.shape)}} if named.shape.optional else {}
-            if each.targets.with_deleted.filter():
-                present = {**each.targets.with_deleted.filter(), **(present or {path: {"$exists": True}})}
-            if each.paths.deletion is not None:
-                present[each.paths.deletion] = None
-            partial = {"partialFilterExpression": present} if present else {}
-            yield IndexModel([(path, 1)], unique=True, **partial)
+def _of_fields(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
+    for prefix, field, mark in _own_marks(entry):
+        if not mark.text or mark != Indexed(text=mark.text):
+            yield field_index(entry, prefix, field, mark)
 
 
-def _living(entry: ModelEntry[Any], index: IndexModel) -> IndexModel:
-    """A unique index without the deleted documents of its model; one that says which it holds is as it is."""
-    document = index.document
-    said = document.get("partialFilterExpression") or document.get("sparse")
-    if entry.paths.deletion is None or said or not document.get("unique"):
-        return index
-    options = {name: value for name, value in document.items() if name != "key"}
-    keys = list(dict(document["key"]).items())
-    return IndexModel(keys, **{**options, "partialFilterExpression": {entry.paths.deletion: None}})
-
-
-def _text_index(weights: dict[str, int]) -> IndexModel:
-    """The one text index that a collection may have, over the fields of all its kinds."""
+def _text_index(members: Sequence[ModelEntry[Any]]) -> Iterator[IndexModel]:
+    """Yield the one text index that a collection may have, over the fields of all its kinds."""
+    marks = (marked for each in members for marked in _own_marks(each))
+    weights = {prefix + field.stored: int(mark.text) for prefix, field, mark in marks if mark.text}
     chosen = {path: weight for path, weight in weights.items() if weight > 1}
-    keys: list[tuple[str, Any]] = [(path, "text") for path in weights]
-    return IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
+    if weights:
+        keys: list[tuple[str, Any]] = [(path, "text") for path in weights]
+        yield IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
 
 
-def _marked(entry: ModelEntry[Any]) -> list[tuple[str, StoredField, Indexed]]:
-    return list(_marks(entry.codec, "", ()))
+def _of_rules(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
+    """Yield the unique indexes of a model's rules that the model does not declare itself."""
+    own = [key_pairs(each.document) for each in entry.model.__treadle__.indexes if _is_unique(each)]
+    for rule in entry.rules.implementing("storage"):
+        yield from (index for index in rule.storage().unique if key_pairs(index.document) not in own)
+
+
+def _own_marks(entry: ModelEntry[Any]) -> list[tuple[str, StoredField, Indexed]]:
+    """Return each `Indexed` of a model that is not inherited from a class above it."""
+    above = (marked for each in entry.kinds.above for marked in _marks(each.codec))
+    inherited = {prefix + field.stored: mark for prefix, field, mark in above}
+    return [each for each in _marks(entry.codec) if inherited.get(each[0] + each[1].stored) != each[2]]
 
 
 def _marks(
-    codec: Codec[Any], prefix: str, inside: tuple[type, ...]
+    codec: Codec[Any], prefix: str = "", inside: tuple[type, ...] = ()
 ) -> Iterator[tuple[str, StoredField, Indexed]]:
-    """Each `Indexed` on a field of the document or of a nested model."""
+    """Yield each `Indexed` on a field of the document or of a nested model."""
     if codec.model in inside:
         return
     for field in codec.fields:
@@ -239,41 +210,83 @@ def _marks(
             yield from _marks(codec_of(model), f"{prefix}{field.stored}.", (*inside, codec.model))
 
 
+def _is_unique(index: IndexModel) -> bool:
+    return bool(index.document.get("unique"))
+
+
+def _of_class(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
+    """Yield the indexes of a model's own class keyword.
+
+    A unique one leaves out the deleted documents, unless it says itself which documents it holds.
+    """
+    inherited = {id(index) for above in entry.kinds.above for index in above.model.__treadle__.indexes}
+    for index in entry.model.__treadle__.indexes:
+        options = dict(index.document)
+        is_partial = options.get("partialFilterExpression") or options.get("sparse")
+        if id(index) in inherited:
+            continue
+        if entry.paths.deletion is None or is_partial or not _is_unique(index):
+            yield index
+        else:
+            keys = list(dict(options.pop("key")).items())
+            yield IndexModel(keys, **{**options, "partialFilterExpression": {entry.paths.deletion: None}})
+
+
+def _of_alternate_key(entry: ModelEntry[Any], path: str) -> IndexModel:
+    """Return the unique index of a field by which others refer to documents of a model."""
+    shape = entry.paths.alternate_keys[path].shape
+    has_value: Raw = {path: {"$type": stored_types(shape)}} if shape.optional else {}
+    condition = _unique_condition(entry, path, has_value)
+    return IndexModel(
+        [(path, 1)], unique=True, **({"partialFilterExpression": condition} if condition else {})
+    )
+
+
 def field_index(entry: ModelEntry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
-    path = prefix + field.stored
+    """Return the index that a mark on a field asks for."""
+    path, direction = prefix + field.stored, -1 if mark.descending else 1
     options: Raw = dict(mark.options)
+    condition = _condition(entry, path, field, mark)
+    if condition:
+        options["partialFilterExpression"] = condition
     if mark.unique:
         options["unique"] = True
-        if omitted_when_none(field):
-            options["partialFilterExpression"] = {path: {"$exists": True}}
-        elif field.shape.optional:
-            # None is stored as null here, which an index on existing fields would hold.
-            options["partialFilterExpression"] = {path: {"$type": stored_types(field.shape)}}
-    if entry.targets.with_deleted.filter() and not mark.sparse:
-        own = options.get("partialFilterExpression") or {}
-        options["partialFilterExpression"] = _partial(entry, path, mark.unique, own)
-        options["name"] = f"{path}_{-1 if mark.descending else 1}_{entry.kinds.kind or entry.model.__name__}"
-    if mark.unique and not mark.sparse and not mark.deleted and entry.paths.deletion is not None:
-        # Deleted documents hold no key, so that another may have it.
-        partial = options.get("partialFilterExpression") or {}
-        options["partialFilterExpression"] = {**partial, entry.paths.deletion: None}
     if mark.sparse and not (mark.unique and field.shape.optional):
         # Partial as it is, it holds no more than a sparse one; the server refuses both together.
         options["sparse"] = True
+    elif entry.targets.with_deleted.filter() and not mark.sparse:
+        options["name"] = f"{path}_{direction}_{entry.kinds.kind or entry.model.__name__}"
     if mark.expire_after is not None:
         options["expireAfterSeconds"] = int(mark.expire_after.total_seconds())
     if mark.name is not None:
         options["name"] = mark.name
-    return IndexModel([(path, -1 if mark.descending else 1)], **options)
+    return IndexModel([(path, direction)], **options)
 
 
-def _partial(entry: ModelEntry[Any], path: str, unique: bool, own: Raw) -> Raw:
-    """Which documents an index on a kind's field holds; a query on the kind must be seen to lie within.
+def _condition(entry: ModelEntry[Any], path: str, field: StoredField, mark: Indexed) -> Raw:
+    """Return which documents an index on a field holds; a query on a kind must be seen to lie within."""
+    own: Raw = mark.options.get("partialFilterExpression") or {}
+    if mark.unique and omitted_when_none(field):
+        own = {path: {"$exists": True}}
+    elif mark.unique and field.shape.optional:
+        # None is stored as null here, which an index on existing fields would hold.
+        own = {path: {"$type": stored_types(field.shape)}}
+    if mark.sparse:
+        return own
+    if mark.unique:
+        return _unique_condition(entry, path, own, deleted=mark.deleted)
+    return {**entry.targets.with_deleted.filter(), **own}
 
-    Those of its kinds, and if it is unique only those that have a value.
+
+def _unique_condition(entry: ModelEntry[Any], path: str, own: Raw, *, deleted: bool = False) -> Raw:
+    """Return which documents a unique index holds: of a kind, those that have a value.
+
+    Deleted documents hold no key, so that another may have it, unless they are to.
     """
-    present = own or {path: {"$exists": True}}
-    return {**entry.targets.with_deleted.filter(), **(present if unique else own)}
+    if entry.targets.with_deleted.filter():
+        own = own or {path: {"$exists": True}}
+    scope = entry.targets.with_deleted if deleted else entry.targets
+    return {**scope.filter(), **own}
 
 
 def compare_indexes(
@@ -300,20 +313,15 @@ def compare_indexes(
 
 
 def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]) -> list[IndexModel]:
-    """The indexes that the patterns need on a collection, as far as no other serves."""
+    """Return the indexes that rules need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
-    needed = [
-        index
-        for rule in graph.rules
-        for source, index in rule.storage().indexes
-        if source.collection == entry.collection
-    ]
-    needed += version_indexes(entry)
-    # The longest first: an index also serves whatever its beginning serves.
-    needed.sort(key=lambda index: -len(key_pairs(index.document)))
+    needed = [pair for rule in graph.rules for pair in rule.storage().indexes]
+    own = [index for source, index in needed if source.collection == entry.collection]
+    own += version_indexes(entry)
     missing = []
-    for index in needed:
+    # The longest first: an index also serves whatever its beginning serves.
+    for index in sorted(own, key=lambda index: -len(key_pairs(index.document))):
         keys = key_pairs(index.document)
         essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
         if not any(each[: len(essential)] == essential for each in serving):
@@ -323,7 +331,7 @@ def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]
 
 
 def version_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
-    """The index by which outdated documents are found, where there may be any."""
+    """Return the index by which outdated documents are found, where there may be any."""
     return [IndexModel([(entry.versions.field, 1)])] if entry.versions.may_change else []
 
 
@@ -343,24 +351,27 @@ def key_pairs(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def is_same(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     """Whether an existing index is the declared one."""
-    if key_pairs(present) != key_pairs(expected):
-        return False
-    for option in _COMPARED:
-        stored, declared = present.get(option) or None, to_bson(expected.get(option), []) or None
-        if option == "collation":
-            # The server fills a collation out with defaults; "simple" is none at all.
-            stored = None if stored and stored.get("locale") == "simple" else stored
-            declared = None if declared and declared.get("locale") == "simple" else declared
-            if (stored is None) != (declared is None):
-                return False
-            if declared and stored and any(stored.get(key) != value for key, value in declared.items()):
-                return False
-        elif option == "weights":
-            if _weights(present) != _weights(expected):
-                return False
-        elif stored != declared and (declared is not None or option in _OURS):
-            return False
-    return True
+    return (
+        key_pairs(present) == key_pairs(expected)
+        and _weights(present) == _weights(expected)
+        and _is_same_collation(present.get("collation"), expected.get("collation"))
+        and all(_is_same_option(option, present, expected) for option in _COMPARED)
+    )
+
+
+def _is_same_option(option: str, present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    stored, declared = present.get(option) or None, to_bson(expected.get(option), []) or None
+    return bool(stored == declared or (declared is None and option not in _OURS))
+
+
+def _is_same_collation(stored: Raw | None, declared: Raw | None) -> bool:
+    # The server completes a collation with defaults; "simple" means that there is none.
+    stored, declared = (
+        each if each and each.get("locale") != "simple" else {} for each in (stored, declared)
+    )
+    if not stored or not declared:
+        return stored == declared
+    return all(stored.get(name) == value for name, value in to_bson(declared, []).items())
 
 
 def _weights(document: Mapping[str, Any]) -> dict[str, int]:
