@@ -22,7 +22,7 @@ from treadle.graph.derived import FormulaRule
 from treadle.graph.model_entry import KindFamily, ModelEntry, ModelRules
 from treadle.graph.rule import Models, Pattern, Place, Rule
 from treadle.graph.rule_set import Effects
-from treadle.graph.scope import ACTIVE, KIND, Condition, Scope
+from treadle.graph.scope import ACTIVE, KIND, Condition, Scope, is_one_of
 from treadle.graph.store_codec import StoreCodec
 from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
 from treadle.model.bson_types import to_bson
@@ -198,13 +198,9 @@ def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Cond
         # All of them; documents of unknown kinds are the root's.
         others = [kind for each in family.by_kind if each != own for kind in family.stored_as(each)]
         return [], [Condition(KIND, {name: {"$nin": others}}, is_exact)]
-    below = {name: _is_one_of(_stored_kinds(entry, family))}
-    exact = {name: _is_one_of([] if own is None else family.stored_as(own))}
+    below = {name: is_one_of(_stored_kinds(entry, family))}
+    exact = {name: is_one_of([] if own is None else family.stored_as(own))}
     return [Condition(KIND, below, is_below)], [Condition(KIND, exact, is_exact)]
-
-
-def _is_one_of(values: list[Any]) -> Raw:
-    return {"$eq": values[0]} if len(values) == 1 else {"$in": values}
 
 
 # -- the rules of a family ------------------------------------------------------------------

@@ -410,6 +410,11 @@ def beside(one: Mapping[str, Any], other: Mapping[str, Any]) -> Raw:
     return {**one, **other}
 
 
+def is_one_of(values: Sequence[Any]) -> Raw:
+    """Return the condition that a field has one of these values."""
+    return {"$eq": values[0]} if len(values) == 1 else {"$in": list(values)}
+
+
 def _in_order(images: Sequence[Image], sort: SortKeys) -> list[Image]:
     """The images of several parts in the server's order."""
     ordered = list(images)

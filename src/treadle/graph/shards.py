@@ -9,15 +9,16 @@ it is looked up. A write of one document by another filter finds it first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pymongo import DeleteMany, InsertOne
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
+from treadle.graph.scope import beside, is_one_of
 from treadle.plan import Call, Command, Plan, Raw, Read, intercept
 from treadle.plan.dry_run import nothing_matched
 from treadle.query.keys import distinct, freeze
@@ -31,6 +32,17 @@ Known = dict[tuple[str, Any], tuple[Any, ...]]
 LOOKUP = "treadle: the shard key of these documents"
 ONE = frozenset({"update_one", "replace_one", "delete_one", "find_one_and_update", "find_one_and_delete"})
 FILTERED = ONE | {"find", "find_one", "update_many", "delete_many", "count_documents", "distinct"}
+
+
+class _Choice(NamedTuple):
+    """The documents that a command is about."""
+
+    collection: str
+    filter: Raw
+    # Whether it is about one document, what it inserts where there is none, and which one comes first.
+    one: bool = False
+    upserted: Any = None
+    sort: Any = None
 
 
 class Shards:
@@ -59,7 +71,7 @@ class Shards:
                 )
 
     def targeted(self, plan: Plan[R]) -> Plan[R]:
-        """The same plan, whose commands carry the keys."""
+        """Return the same plan, whose commands carry the keys."""
         known: Known = {}
 
         def perform(command: Command) -> Plan[Any]:
@@ -73,94 +85,111 @@ class Shards:
         return intercept(plan, perform)
 
     def aimed(self, command: Read) -> Plan[Read]:
-        """The read of a cursor that streams, with the key."""
+        """Return the read of a cursor that streams, with the key."""
         sent = (yield from self._with_key(command, {})) if command.collection in self.keys else command
         return sent if isinstance(sent, Read) else command
 
     def _note(self, command: Call | Read, result: Any, known: Known) -> None:
         """Remember the keys of documents that the plan inserts or reads; not of computed rows."""
+        if command.method == "aggregate":
+            return
         documents = command.arguments[0] if command.method in ("insert_one", "insert_many") else result
         for document in documents if isinstance(documents, list) else [documents]:
-            if isinstance(document, Mapping) and "_id" in document and command.method != "aggregate":
+            if isinstance(document, Mapping) and "_id" in document:
                 values = tuple(value_at(document, path) for path in self.keys[command.collection])
-                if all(value is not None for value in values):
+                if None not in values:
                     known[command.collection, freeze(document["_id"])] = values
 
     def _with_key(self, command: Call | Read, known: Known) -> Plan[Command | None]:
-        """The command with the key in its filter; None where there is no such document."""
-        method, arguments, collection = command.method, list(command.arguments), command.collection
+        """Return the command with the key in its filter; None where there is no such document."""
+        method, first, collection = command.method, command.arguments[0], command.collection
         if method == "bulk_write":
             operations = []
-            for operation in arguments[0]:
+            for operation in first:
                 operations.append((yield from self._operation(collection, operation, known)))
-            arguments[0] = [each for each in operations if each is not None]
-            return replace(command, arguments=tuple(arguments)) if arguments[0] else None
-        if method == "aggregate" and arguments[0] and "$match" in arguments[0][0]:
-            chosen = yield from self._filter(collection, arguments[0][0]["$match"], known)
-            arguments[0] = [{"$match": chosen}, *arguments[0][1:]]
-        elif method in FILTERED and command.options.get("comment") != LOOKUP:
-            upserted = arguments[1] if command.options.get("upsert") else None
-            one, sort, at = method in ONE, command.options.get("sort"), int(method == "distinct")
-            arguments[at] = yield from self._filter(collection, arguments[at], known, one, upserted, sort)
-            if arguments[at] is None:
-                return None
-        return replace(command, arguments=tuple(arguments))
+            operations = [each for each in operations if each is not None]
+            return _with_argument(command, 0, operations) if operations else None
+        if method == "aggregate" and first and "$match" in first[0]:
+            chosen = yield from self._filter(_Choice(collection, first[0]["$match"]), known)
+            return _with_argument(command, 0, [{"$match": chosen}, *first[1:]])
+        if method not in FILTERED or command.options.get("comment") == LOOKUP:
+            return command
+        at = int(method == "distinct")
+        upserted = command.arguments[1] if command.options.get("upsert") else None
+        one, sort = method in ONE, command.options.get("sort")
+        chosen = yield from self._filter(
+            _Choice(collection, command.arguments[at], one, upserted, sort), known
+        )
+        return None if chosen is None else _with_argument(command, at, chosen)
 
     def _operation(self, collection: str, operation: Any, known: Known) -> Plan[Any]:
-        """One operation of a bulk write, with the key; None where there is no such document."""
+        """Return an operation of a bulk write with the key; None where there is no such document."""
         if isinstance(operation, InsertOne):
             return operation
         upserted = operation._doc if getattr(operation, "_upsert", None) else None
         one = not isinstance(operation, DeleteMany)
         changed = copy.copy(operation)
-        changed._filter = yield from self._filter(collection, operation._filter, known, one, upserted)
+        changed._filter = yield from self._filter(
+            _Choice(collection, operation._filter, one, upserted), known
+        )
         return None if changed._filter is None else changed
 
-    def _filter(
-        self,
-        collection: str,
-        filter: Raw,
-        known: Known,
-        one: bool = False,
-        upserted: Any = None,
-        sort: Any = None,
-    ) -> Plan[Any]:
-        """A filter with the key; None where no document can match it."""
-        paths, ids = self.keys[collection], choices(filter, "_id")
-        missing = [path for path in paths if choices(filter, path) is None]
-        if not missing or (ids is None and not one):
+    def _filter(self, choice: _Choice, known: Known) -> Plan[Raw | None]:
+        """Return the filter with the key; None where no document can match it."""
+        paths, ids = self.keys[choice.collection], choices(choice.filter, "_id")
+        missing = [path for path in paths if choices(choice.filter, path) is None]
+        if not missing or (ids is None and not choice.one):
             # It has the key, or is about many documents: then every shard is asked.
-            return filter
-        if ids is None and upserted is None:
-            documents = yield from self._look_up(collection, filter, known, sort=sort, limit=1)
-            own = [{path: {"$eq": value_at(each, path)} for path in ("_id", *paths)} for each in documents]
-            return {"$and": [filter, *own]} if own else None
-        places = [(collection, freeze(each)) for each in ids or ()]
-        if unknown := [each for each, place in zip(ids or (), places, strict=True) if place not in known]:
+            return choice.filter
+        if ids is None and choice.upserted is None:
+            return (yield from self._filter_first(choice, known))
+        keys = yield from self._known_keys(choice.collection, ids or (), known)
+        if not keys and choice.upserted is not None:
+            keys = [self._new_key(choice, missing, has_id=ids is not None)]
+        columns = {path: distinct(key[paths.index(path)] for key in keys) for path in missing}
+        return beside(choice.filter, {path: is_one_of(values) for path, values in columns.items()})
+
+    def _filter_first(self, choice: _Choice, known: Known) -> Plan[Raw | None]:
+        """Return the filter for the one document that is found first."""
+        documents = yield from self._look_up(
+            choice.collection, choice.filter, known, sort=choice.sort, limit=1
+        )
+        paths = ("_id", *self.keys[choice.collection])
+        own = [{path: {"$eq": value_at(each, path)} for path in paths} for each in documents]
+        return {"$and": [choice.filter, *own]} if own else None
+
+    def _known_keys(self, collection: str, ids: Sequence[Any], known: Known) -> Plan[list[tuple[Any, ...]]]:
+        """Return the keys of the documents with these ids that exist."""
+        unknown = [each for each in ids if (collection, freeze(each)) not in known]
+        if unknown:
             yield from self._look_up(collection, {"_id": {"$in": unknown}}, known)
-        keys = [known[place] for place in places if place in known]
-        if not keys and upserted is not None:
-            new = upserted if isinstance(upserted, Mapping) else {}
-            new = {**new, **new.get("$set", {}), **new.get("$setOnInsert", {})}
-            if ids is None or not new.keys() >= {*paths}:
-                raise UsageError(
-                    f"an upsert into {collection} must say into which shard: name {', '.join(missing)} in "
-                    "its filter",
-                    code="shard-key-missing",
-                )
-            keys = [tuple(new[path] for path in paths)]
-        added: Raw = {}
-        for path in missing:
-            values = distinct(key[paths.index(path)] for key in keys)
-            added[path] = {"$eq": values[0]} if len(values) == 1 else {"$in": values}
-        return {**filter, **added} if not added.keys() & filter.keys() else {"$and": [filter, added]}
+        keys = (known.get((collection, freeze(each))) for each in ids)
+        return [key for key in keys if key is not None]
+
+    def _new_key(self, choice: _Choice, missing: Sequence[str], *, has_id: bool) -> tuple[Any, ...]:
+        """Return the key of the document that an upsert may insert."""
+        new = choice.upserted if isinstance(choice.upserted, Mapping) else {}
+        new = {**new, **new.get("$set", {}), **new.get("$setOnInsert", {})}
+        paths = self.keys[choice.collection]
+        if not has_id or not new.keys() >= {*paths}:
+            raise UsageError(
+                f"an upsert into {choice.collection} must say into which shard: name {', '.join(missing)} in "
+                "its filter",
+                code="shard-key-missing",
+            )
+        return tuple(new[path] for path in paths)
 
     def _look_up(self, collection: str, filter: Raw, known: Known, **options: Any) -> Plan[list[Raw]]:
-        lookup = Read(collection, "find", (filter, dict.fromkeys(("_id", *self.keys[collection]), 1)),
-                      {"comment": LOOKUP, **options})  # fmt: skip
+        projection = dict.fromkeys(("_id", *self.keys[collection]), 1)
+        lookup = Read(collection, "find", (filter, projection), {"comment": LOOKUP, **options})
         documents: list[Raw] = yield lookup
         self._note(lookup, documents, known)
         return documents
+
+
+def _with_argument(command: Call | Read, at: int, argument: Any) -> Command:
+    arguments = (*command.arguments[:at], argument, *command.arguments[at + 1 :])
+    return replace(command, arguments=arguments)
 
 
 def _paths(entry: ModelEntry[Any]) -> tuple[str, ...]:
@@ -179,14 +208,14 @@ def _paths(entry: ModelEntry[Any]) -> tuple[str, ...]:
 
 
 def choices(filter: Mapping[str, Any], path: str) -> list[Any] | None:
-    """The values that a filter admits at a path; None where it names none."""
-    condition = filter.get(path)
-    if isinstance(condition, Mapping) and any(str(name).startswith("$") for name in condition):
+    """Return the values that a filter admits at a path; None where it names none."""
+    if path in filter:
+        condition = filter[path]
+        if not isinstance(condition, Mapping) or not any(str(name).startswith("$") for name in condition):
+            return [condition]
         if "$eq" in condition:
             return [condition["$eq"]]
         if "$in" in condition:
             return list(condition["$in"])
-    elif path in filter:
-        return [condition]
     inner = (choices(part, path) for part in filter.get("$and", ()))
     return next((values for values in inner if values is not None), None)
