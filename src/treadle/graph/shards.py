@@ -25,9 +25,6 @@ from treadle.query.keys import distinct, freeze
 from treadle.query.paths import resolve, value_at
 
 R = TypeVar("R")
-# The keys of documents, by collection and frozen id.
-Known = dict[tuple[str, Any], tuple[Any, ...]]
-
 # The comment of a lookup in the server's log; it is the one command without the key.
 LOOKUP = "treadle: the shard key of these documents"
 ONE = frozenset({"update_one", "replace_one", "delete_one", "find_one_and_update", "find_one_and_delete"})
@@ -72,69 +69,77 @@ class Shards:
 
     def targeted(self, plan: Plan[R]) -> Plan[R]:
         """Return the same plan, whose commands carry the keys."""
-        known: Known = {}
-
-        def perform(command: Command) -> Plan[Any]:
-            if not isinstance(command, (Call, Read)) or command.collection not in self.keys:
-                return (yield command)
-            sent = yield from self._with_key(command, known)
-            result = nothing_matched(command) if sent is None else (yield sent)
-            self._note(command, result, known)
-            return result
-
-        return intercept(plan, perform)
+        return intercept(plan, _Targeting(self.keys).perform)
 
     def aimed(self, command: Read) -> Plan[Read]:
         """Return the read of a cursor that streams, with the key."""
-        sent = (yield from self._with_key(command, {})) if command.collection in self.keys else command
+        sent = yield from _Targeting(self.keys).with_key(command)
         return sent if isinstance(sent, Read) else command
 
-    def _note(self, command: Call | Read, result: Any, known: Known) -> None:
+
+class _Targeting:
+    """The commands of one plan, and the keys that it has seen."""
+
+    def __init__(self, keys: Mapping[str, tuple[str, ...]]) -> None:
+        self.keys = keys
+        # By collection and frozen id.
+        self.known: dict[tuple[str, Any], tuple[Any, ...]] = {}
+
+    def perform(self, command: Command) -> Plan[Any]:
+        if not isinstance(command, (Call, Read)):
+            return (yield command)
+        sent = yield from self.with_key(command)
+        result = nothing_matched(command) if sent is None else (yield sent)
+        self._note(command, result)
+        return result
+
+    def _note(self, command: Call | Read, result: Any) -> None:
         """Remember the keys of documents that the plan inserts or reads; not of computed rows."""
-        if command.method == "aggregate":
+        paths = self.keys.get(command.collection)
+        if paths is None or command.method == "aggregate":
             return
         documents = command.arguments[0] if command.method in ("insert_one", "insert_many") else result
         for document in documents if isinstance(documents, list) else [documents]:
             if isinstance(document, Mapping) and "_id" in document:
-                values = tuple(value_at(document, path) for path in self.keys[command.collection])
+                values = tuple(value_at(document, path) for path in paths)
                 if None not in values:
-                    known[command.collection, freeze(document["_id"])] = values
+                    self.known[command.collection, freeze(document["_id"])] = values
 
-    def _with_key(self, command: Call | Read, known: Known) -> Plan[Command | None]:
+    def with_key(self, command: Call | Read) -> Plan[Command | None]:
         """Return the command with the key in its filter; None where there is no such document."""
         method, first, collection = command.method, command.arguments[0], command.collection
+        if collection not in self.keys or command.options.get("comment") == LOOKUP:
+            return command
         if method == "bulk_write":
             operations = []
             for operation in first:
-                operations.append((yield from self._operation(collection, operation, known)))
+                operations.append((yield from self._operation(collection, operation)))
             operations = [each for each in operations if each is not None]
             return _with_argument(command, 0, operations) if operations else None
         if method == "aggregate" and first and "$match" in first[0]:
-            chosen = yield from self._filter(_Choice(collection, first[0]["$match"]), known)
+            chosen = yield from self._filter(_Choice(collection, first[0]["$match"]))
             return _with_argument(command, 0, [{"$match": chosen}, *first[1:]])
-        if method not in FILTERED or command.options.get("comment") == LOOKUP:
+        if method not in FILTERED:
             return command
         at = int(method == "distinct")
         upserted = command.arguments[1] if command.options.get("upsert") else None
-        one, sort = method in ONE, command.options.get("sort")
-        chosen = yield from self._filter(
-            _Choice(collection, command.arguments[at], one, upserted, sort), known
+        choice = _Choice(
+            collection, command.arguments[at], method in ONE, upserted, command.options.get("sort")
         )
+        chosen = yield from self._filter(choice)
         return None if chosen is None else _with_argument(command, at, chosen)
 
-    def _operation(self, collection: str, operation: Any, known: Known) -> Plan[Any]:
+    def _operation(self, collection: str, operation: Any) -> Plan[Any]:
         """Return an operation of a bulk write with the key; None where there is no such document."""
         if isinstance(operation, InsertOne):
             return operation
         upserted = operation._doc if getattr(operation, "_upsert", None) else None
-        one = not isinstance(operation, DeleteMany)
+        choice = _Choice(collection, operation._filter, not isinstance(operation, DeleteMany), upserted)
         changed = copy.copy(operation)
-        changed._filter = yield from self._filter(
-            _Choice(collection, operation._filter, one, upserted), known
-        )
+        changed._filter = yield from self._filter(choice)
         return None if changed._filter is None else changed
 
-    def _filter(self, choice: _Choice, known: Known) -> Plan[Raw | None]:
+    def _filter(self, choice: _Choice) -> Plan[Raw | None]:
         """Return the filter with the key; None where no document can match it."""
         paths, ids = self.keys[choice.collection], choices(choice.filter, "_id")
         missing = [path for path in paths if choices(choice.filter, path) is None]
@@ -142,28 +147,26 @@ class Shards:
             # It has the key, or is about many documents: then every shard is asked.
             return choice.filter
         if ids is None and choice.upserted is None:
-            return (yield from self._filter_first(choice, known))
-        keys = yield from self._known_keys(choice.collection, ids or (), known)
+            return (yield from self._filter_first(choice))
+        keys = yield from self._known_keys(choice.collection, ids or ())
         if not keys and choice.upserted is not None:
             keys = [self._new_key(choice, missing, has_id=ids is not None)]
         columns = {path: distinct(key[paths.index(path)] for key in keys) for path in missing}
         return beside(choice.filter, {path: is_one_of(values) for path, values in columns.items()})
 
-    def _filter_first(self, choice: _Choice, known: Known) -> Plan[Raw | None]:
+    def _filter_first(self, choice: _Choice) -> Plan[Raw | None]:
         """Return the filter for the one document that is found first."""
-        documents = yield from self._look_up(
-            choice.collection, choice.filter, known, sort=choice.sort, limit=1
-        )
+        documents = yield from self._look_up(choice.collection, choice.filter, sort=choice.sort, limit=1)
         paths = ("_id", *self.keys[choice.collection])
         own = [{path: {"$eq": value_at(each, path)} for path in paths} for each in documents]
         return {"$and": [choice.filter, *own]} if own else None
 
-    def _known_keys(self, collection: str, ids: Sequence[Any], known: Known) -> Plan[list[tuple[Any, ...]]]:
+    def _known_keys(self, collection: str, ids: Sequence[Any]) -> Plan[list[tuple[Any, ...]]]:
         """Return the keys of the documents with these ids that exist."""
-        unknown = [each for each in ids if (collection, freeze(each)) not in known]
+        unknown = [each for each in ids if (collection, freeze(each)) not in self.known]
         if unknown:
-            yield from self._look_up(collection, {"_id": {"$in": unknown}}, known)
-        keys = (known.get((collection, freeze(each))) for each in ids)
+            yield from self._look_up(collection, {"_id": {"$in": unknown}})
+        keys = (self.known.get((collection, freeze(each))) for each in ids)
         return [key for key in keys if key is not None]
 
     def _new_key(self, choice: _Choice, missing: Sequence[str], *, has_id: bool) -> tuple[Any, ...]:
@@ -179,17 +182,16 @@ class Shards:
             )
         return tuple(new[path] for path in paths)
 
-    def _look_up(self, collection: str, filter: Raw, known: Known, **options: Any) -> Plan[list[Raw]]:
+    def _look_up(self, collection: str, filter: Raw, **options: Any) -> Plan[list[Raw]]:
         projection = dict.fromkeys(("_id", *self.keys[collection]), 1)
         lookup = Read(collection, "find", (filter, projection), {"comment": LOOKUP, **options})
         documents: list[Raw] = yield lookup
-        self._note(lookup, documents, known)
+        self._note(lookup, documents)
         return documents
 
 
 def _with_argument(command: Call | Read, at: int, argument: Any) -> Command:
-    arguments = (*command.arguments[:at], argument, *command.arguments[at + 1 :])
-    return replace(command, arguments=arguments)
+    return replace(command, arguments=(*command.arguments[:at], argument, *command.arguments[at + 1 :]))
 
 
 def _paths(entry: ModelEntry[Any]) -> tuple[str, ...]:
