@@ -192,7 +192,7 @@ def test_raw_writers_and_runs_at_once(store, database):
 def test_a_runner_that_was_replaced_moves_nothing(store, database, monkeypatch):
     """It slept until its lease had run out; another run was done meanwhile."""
     database.sales.insert_many([raw(1, "1", 2026, 3, 1), raw(2, "1", 2026, 3, 1)])
-    real = merging.perform
+    real = merging.run_merge
     slept = []
 
     def sleepy(collection: str, stages: Any) -> Any:
@@ -202,7 +202,7 @@ def test_a_runner_that_was_replaced_moves_nothing(store, database, monkeypatch):
             database["treadle.leases"].update_one({"_id": "schedule"}, {"$inc": {"n": 1}})
         yield from real(collection, stages)
 
-    monkeypatch.setattr(merging, "perform", sleepy)
+    monkeypatch.setattr(merging, "run_merge", sleepy)
     assert [] == store.run_due(now=NOON)
     assert None is database["treadle.schedules"].find_one({"position": {"$exists": True}})
     database.sales.delete_one({"product_id": 2})

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+import bson
+
 from treadle.engine.alternate_keys import guard_arrivals
-from treadle.graph.aggregate import ENTRY, State
+from treadle.graph.aggregate import ENTRY, Aggregate, State
 from treadle.graph.derived import DerivedRule, source_paths
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.scope import ROWS, beside
+from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, find, server_facts
 from treadle.query.keys import KEY, distinct, freeze, freeze_all
 from treadle.query.paths import put
@@ -96,16 +99,15 @@ def _add_values(rules: Sequence[DerivedRule], keys: Sequence[Any], values: Value
     """Add the values of targets, given the keys that their sources hold."""
     if not keys:
         return
-    folds: dict[Any, list[DerivedRule]] = {}
+    folded: list[DerivedRule] = []
     for rule in rules:
         if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
-            folds.setdefault(rule.group_key, []).append(rule)
+            folded.append(rule)
             continue
         for key, state in (yield from _rank(rule, rule.first, keys)).items():
             values[key].update(rule.aggregate.finish(state))
-    for together in folds.values():
-        fold = Fold(together)
-        states = fold.by_key((yield from _sources(together, keys, fold.stages(keys))))
+    for fold in folds_of(folded):
+        states = fold.by_key((yield from _sources(fold.rules, keys, fold.stages(keys))))
         for key, parts in values.items():
             parts.update(fold.finish(states.get(key)))
 
@@ -126,28 +128,36 @@ def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], boo
 
 
 class Fold:
-    """Rules with the same contributions, whose states one `$group` computes."""
+    """Rules with the same contributions, whose states one `$group` computes, equal accumulators once."""
 
-    def __init__(self, rules: Sequence[DerivedRule]) -> None:
-        self._rules = rules
-        self._columns = [
-            (rule.aggregate, {name: f"{name}{number}" for name in rule.aggregate.accumulators()})
-            for number, rule in enumerate(rules)
-        ]
-        self._accumulators = {
-            columns[name]: accumulator.expression
-            for value, columns in self._columns
-            for name, accumulator in value.accumulators().items()
-        }
+    def __init__(self, rules: Sequence[DerivedRule], prefix: str = "f") -> None:
+        self.rules = rules
+        self.accumulators: Raw = {}
+        names: dict[bytes, str] = {}
+        self._columns: list[tuple[Aggregate, dict[str, str]]] = []
+        for rule in rules:
+            columns = {}
+            for name, accumulator in rule.aggregate.accumulators().items():
+                expression = bson.encode(accumulator.expression, codec_options=CODEC_OPTIONS)
+                column = columns[name] = names.setdefault(expression, f"{prefix}{len(names)}")
+                self.accumulators[column] = accumulator.expression
+            self._columns.append((rule.aggregate, columns))
 
     def stages(self, keys: Sequence[Any]) -> list[Raw]:
         """Return the stages that give one row per target, of sources that may contribute."""
-        rule = self._rules[0]
+        rule = self.rules[0]
         *stages, last = rule.match.stages(keys, rule.unit)
         if list(last.get("$set", ())) == [KEY]:
             # A key that is grouped by at once takes a fifth less than one that is first set.
-            return [*stages, {"$group": {"_id": last["$set"][KEY], **self._accumulators}}]
-        return [*stages, last, {"$group": {"_id": f"${KEY}", **self._accumulators}}]
+            return [*stages, {"$group": {"_id": last["$set"][KEY], **self.accumulators}}]
+        return [*stages, last, {"$group": {"_id": f"${KEY}", **self.accumulators}}]
+
+    def finish_expressions(self) -> Raw:
+        """Return the values of all rules, as expressions over the rows that a `$group` gives."""
+        values: Raw = {}
+        for value, columns in self._columns:
+            values |= value.finish_expressions({name: f"${each}" for name, each in columns.items()}) or {}
+        return values
 
     def by_key(self, rows: Iterable[Raw]) -> dict[Any, list[State]]:
         """Return the states of each target, one per rule, from the rows of all parts."""
@@ -169,6 +179,14 @@ class Fold:
         for number, (value, _) in enumerate(self._columns):
             values.update(value.finish(value.empty() if states is None else states[number]))
         return values
+
+
+def folds_of(rules: Iterable[DerivedRule]) -> list[Fold]:
+    """Return the folds that compute some rules, each over the sources that its rules agree in."""
+    by_sources: dict[Any, list[DerivedRule]] = {}
+    for rule in rules:
+        by_sources.setdefault(rule.group_key, []).append(rule)
+    return [Fold(together, f"f{number}_") for number, together in enumerate(by_sources.values())]
 
 
 def _rank(rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:

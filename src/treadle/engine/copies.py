@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.engine.contributions import Contribution
 from treadle.engine.pipelines import formula_stages
+from treadle.engine.references import read_sources
 from treadle.engine.target_updates import is_followed, note_writes
-from treadle.engine.version_upgrade import upgrade_matching_upgraded, upgraded_leniently
+from treadle.engine.version_upgrade import upgrade_matching_upgraded
 from treadle.graph.changes import Changes
-from treadle.graph.derived import DerivedRule
-from treadle.graph.scope import NO_FILTER
+from treadle.graph.derived import DerivedRule, copies_of
+from treadle.graph.model_entry import ModelEntry
+from treadle.graph.scope import NO_FILTER, Failed
 from treadle.plan import Plan, Raw, find, update_many
+from treadle.plan.decoding import Unreadable
+
+
+def copy_sources(entry: ModelEntry[Any], ids: Sequence[Any], changes: Changes) -> Plan[None]:
+    """Update all copies of these documents."""
+    for image in (yield from entry.targets.find({"_id": {"$in": list(ids)}})):
+        for rule in copies_of(entry):
+            if rule.copied.synced and rule.source.targets.holds(image):
+                for key, card in rule.contributions(image.document):
+                    yield from copy_to(rule, key, card, NO_FILTER, changes)
 
 
 def upgrade_targets(rule: DerivedRule, keys: Sequence[Any], changes: Changes) -> Plan[None]:
@@ -21,16 +32,16 @@ def upgrade_targets(rule: DerivedRule, keys: Sequence[Any], changes: Changes) ->
     yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes, writes)
 
 
-def copy_source(rule: DerivedRule, source: Raw, changes: Changes) -> Plan[None]:
-    """Update all copies of a source that was just read."""
-    if (contribution := (yield from contribution_of(rule, source))) is not None:
-        yield from copy_to(rule, *contribution, NO_FILTER, changes)
+def read_cards(rule: DerivedRule, keys: Sequence[Any], *, written: bool = False) -> Plan[dict[Any, Any]]:
+    """Return what is copied of sources, archived or not, by frozen key; really writes them on request.
 
-
-def contribution_of(rule: DerivedRule, source: Raw) -> Plan[Contribution | None]:
-    """Return the key of a source that was just read, and what is copied of it; None if it has no key."""
-    (current,) = yield from upgraded_leniently(rule.source, [source])
-    return next(iter(rule.contributions(current)), None)
+    Raises `Unreadable` if one cannot be decoded or upgraded.
+    """
+    failed: Failed = []
+    sources = yield from read_sources(rule.source, keys, written, rule.match.path, failed)
+    if failed:
+        raise Unreadable(rule.source.collection, failed)
+    return {frozen: rule.aggregate.contribution(source) for frozen, source in sources.items()}
 
 
 def copy_to(

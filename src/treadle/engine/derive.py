@@ -50,30 +50,36 @@ class DerivedValues:
         self.copies = [rule for rule in own(DerivedRule) if rule.is_copy]
         self.formulas, self.locals = own(FormulaRule), own(LocalRule)
         self.rules: list[Rule] = [*self.aggregates, *self.copies, *self.formulas, *self.locals]
-        values = [path for rule in self.aggregates for path in rule.empty()]
-        computed, formulas = ([rule.path for rule in some] for some in (self.locals, self.formulas))
-        tops = {rule.copied.top for rule in self.copies}
-        # What an update sets; copies with the field that holds them.
-        paths = outermost({*values, *tops, *computed})
-        self._getters = {path: getter(path) for path in paths}
-        self._compared = [getter(path) for path in [*paths, *formulas]]
-        # The fields in which `derive` sets values at some depth.
-        self._inner = tops | {top(path) for path in [*values, *formulas, *computed] if "." in path}
-        # Those that lie in no other field, which may be missing.
+        self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.aggregates]
+        self._dated = [rule for rule in self.aggregates if rule.stamp]
+        # Snapshots that lie in no other field, which may be missing.
         self._snapshots = {
             rule.path for rule in self.copies if rule.copied.snapshots and "." not in rule.path
         }
-        self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.aggregates]
-        self._dated = [rule for rule in self.aggregates if rule.stamps()]
-        self.projection = self._projection([*values, *formulas])
+        # The paths of values, and the fields that hold copies.
+        self._values = [path for rule in self.aggregates for path in rule.empty()]
+        self._formulas = [rule.path for rule in self.formulas]
+        tops = {rule.copied.top for rule in self.copies}
+        self._set_paths(tops, [rule.path for rule in self.locals])
+        self.projection = self._projection()
 
-    def _projection(self, values: Sequence[str]) -> Raw | None:
+    def _set_paths(self, tops: set[str], computed: Sequence[str]) -> None:
+        # What an update sets; copies with the field that holds them.
+        paths = outermost({*self._values, *tops, *computed})
+        self._getters = {path: getter(path) for path in paths}
+        self._compared = [getter(path) for path in [*paths, *self._formulas]]
+        # The fields in which `derive` sets values at some depth.
+        inner = [*self._values, *self._formulas, *computed]
+        self._inner = tops | {top(path) for path in inner if "." in path}
+
+    def _projection(self) -> Raw | None:
         """Return what must be read of documents: everything where copies or others need it."""
         entry = self.entry
         if self.copies or self.locals or entry.effects.on_write or entry.versions.may_change:
             return None
         alternate_keys = [rule.alternate_key for rule in self.aggregates if rule.alternate_key]
-        return dict.fromkeys(outermost([*values, *alternate_keys, *entry.key_projection()]), 1)
+        shown = [*self._values, *self._formulas, *alternate_keys, *entry.key_projection()]
+        return dict.fromkeys(outermost(shown), 1)
 
     @classmethod
     def of(
@@ -163,11 +169,7 @@ def derive(
         return list(documents)
     derived = [chosen.copied(each) for each in documents]
     if chosen.aggregates:
-        keys = chosen.keys(documents)
-        frozen = freeze_all(keys)
-        values = yield from (gather or partial(aggregate_values, chosen.aggregates))(keys, frozen, documents)
-        for key, each in zip(frozen, derived, strict=True):
-            _put_all(each, values[key])
+        yield from _aggregate(chosen, documents, derived, gather)
     if chosen.copies:
         pairs = list(zip(befores or documents, derived, strict=True))
         yield from fill_copies(chosen.entry, pairs, chosen.copies, look_only=not guarded, guard_all=guarded)
@@ -179,12 +181,19 @@ def derive(
     return derived
 
 
-def _put_all(document: Raw, values: Raw) -> None:
-    for path, value in values.items():
-        if "." in path:
-            put(document, path, value)
-        else:
-            document[path] = value
+def _aggregate(
+    chosen: DerivedValues, documents: Sequence[Raw], derived: Sequence[Raw], gather: Gather | None
+) -> Plan[None]:
+    keys = chosen.keys(documents)
+    frozen = freeze_all(keys)
+    compute = gather or partial(aggregate_values, chosen.aggregates)
+    values = yield from compute(keys, frozen, documents)
+    for key, document in zip(frozen, derived, strict=True):
+        for path, value in values[key].items():
+            if "." in path:
+                put(document, path, value)
+            else:
+                document[path] = value
 
 
 def _evaluate(chosen: DerivedValues, documents: Sequence[Raw], derived: Sequence[Raw]) -> Plan[None]:

@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.engine.contributions import Contribution
-from treadle.engine.copies import contribution_of, copy_to, differing_copies
-from treadle.engine.guards import guard
+from treadle.engine.copies import copy_to, differing_copies, read_cards
 from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
 from treadle.engine.salvage import salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import readable, set_aside
-from treadle.graph.rule import REVISION
 from treadle.model.text import get_logger
-from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
+from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact, update_one
 from treadle.plan.decoding import Unreadable
 from treadle.plan.server_errors import is_about_one_document
+from treadle.query.keys import freeze
 
 COLLECTION = "treadle.intents"
 log = get_logger(__name__)
@@ -69,8 +67,10 @@ def finish(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
 def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
     # Of the source as it is now: whoever changes it again makes its copies.
-    contribution = yield from _contribution(fan_out)
-    differing: Raw = {} if contribution is None else differing_copies(fan_out.rule, contribution[1])
+    cards = yield from read_cards(fan_out.rule, [fan_out.key])
+    differing: Raw = {}
+    for card in cards.values():
+        differing = differing_copies(fan_out.rule, card)
     while True:
         within: Raw = {} if last is None else {"$gt": last}
         if differing and _in_ranges(fan_out):
@@ -86,20 +86,6 @@ def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
         if upper is None:
             return
         last = upper
-
-
-def _contribution(fan_out: FanOut, *, written: bool = False) -> Plan[Contribution | None]:
-    """Return what is copied of a source, archived or not, which is really written on request."""
-    rule = fan_out.rule
-    for collection in rule.source.sources.collections:
-        chosen = rule.sources_of([fan_out.key])
-        if written:
-            source = yield from find_one_and_update(collection, chosen, {"$inc": {REVISION: 1}})
-        else:
-            source = yield from find_one(collection, chosen)
-        if source is not None:
-            return (yield from contribution_of(rule, source))
-    return None
 
 
 def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
@@ -127,15 +113,12 @@ def _copy_chunk(graph: Graph, fan_out: FanOut, within: Raw, upper: Any, number: 
     rule = fan_out.rule
 
     def copy(within: Raw, upper: Any = None) -> Plan[None]:
-        contribution = yield from _contribution(fan_out, written=True)
-        if contribution is None and rule.copied.keep:
+        cards = yield from read_cards(rule, [fan_out.key], written=True)
+        if not cards and rule.copied.keep:
             return
-        if contribution is None:
-            # The source was archived, and is not counted there; its return must conflict with this.
-            yield from guard(rule.source.collection, [fan_out.key])
-        key, card = (fan_out.key, None) if contribution is None else contribution
         ledger = Changes()
-        yield from copy_to(rule, key, card, within, ledger)
+        # Without a card the source was archived, and is not counted there.
+        yield from copy_to(rule, fan_out.key, cards.get(freeze(fan_out.key)), within, ledger)
         yield from propagate(graph, ledger, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from treadle.graph.derived import (
@@ -29,6 +30,7 @@ class Derivation:
     """What one model derives, and what is derived from it, as its writes need to know it."""
 
     def __init__(self, entry: ModelEntry[Any]) -> None:
+        self._entry = entry
         self.aggregates = aggregates_in(entry)
         self.copies = copies_in(entry)
         self.locals = entry.rules.of_type(LocalRule)
@@ -36,59 +38,61 @@ class Derivation:
         self.formula_stages = build_formula_stages(entry)
         # Whether a document must be filled in before it is stored.
         self.fills = bool(self.copies or self.locals)
-        # What each write maintains.
+        # What each write maintains; and of that, what sources refer to by an alternate key: that of a new
+        # document may be known.
         self.written = aggregates_in(entry, "write")
-        # What a new document holds as long as nothing feeds it.
-        self.blanks: dict[str, Any] = {}
-        for rule in self.aggregates:
-            self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
-        self.blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
-        self.blanks |= {
-            path: owned.blank for path, owned in entry.paths.owned.items() if owned.blank is not NO_VALUE
-        }
-        # What a write stamps on a document, and how; by whether the document is new.
-        self.touches: dict[bool, dict[str, Touch]] = {
-            new: {
-                path: owned.on_write
-                for path, owned in entry.paths.owned.items()
-                if owned.on_write is not None and (new or not owned.insert_only)
-            }
-            for new in (False, True)
-        }
+        self.by_alternate_key = [rule for rule in self.written if rule.alternate_key]
         # The rules that act when a whole document is written.
         implementing = entry.rules.implementing
         self.acting = list(dict.fromkeys([*implementing("before"), *implementing("after")]))
+        self.records = implementing("record")
         # What is made of its documents with each write, and the last level that is.
         self.fed = aggregates_of(entry)
         self.copied = copies_of(entry)
         self.feeds = entry.effects.on_write
-        # Those whose sources refer to it by an alternate key, which may be known of a document that is new.
-        self.by_alternate_key = [rule for rule in self.written if rule.alternate_key]
-        self.has_alternate_key = bool(self.by_alternate_key) or any(
-            rule.alternate_key for rule in self.copied
-        )
-        self.records = entry.rules.implementing("record")
+        self.last_level = max((rule.level for rule in self.feeds), default=0)
         # Whether its documents hold copies of each other.
         self.among_themselves = any(rule.target.collection == entry.collection for rule in self.copied)
-        # Whether something follows from each insert, whatever it holds.
-        self.followed = bool(
-            self.fed
-            or self.records
-            or self.formulas
-            or self.locals
-            or self.has_alternate_key
-            or any(rule.guards_source for rule in self.copies)
-        )
-        self.last_level = max((rule.level for rule in self.feeds), default=0)
+
+    @cached_property
+    def blanks(self) -> dict[str, Any]:
+        """What a new document holds as long as it has no sources."""
+        blanks: dict[str, Any] = {}
+        for rule in self.aggregates:
+            blanks |= {**rule.empty(), **({rule.stamp: None} if rule.stamp else {})}
+        blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
+        owned = self._entry.paths.owned
+        return blanks | {path: own.blank for path, own in owned.items() if own.blank is not NO_VALUE}
+
+    @cached_property
+    def touches(self) -> dict[bool, dict[str, Touch]]:
+        """What a write stamps on a document, and how; by whether the document is new."""
+        stamped = {path: own for path, own in self._entry.paths.owned.items() if own.on_write is not None}
+        return {
+            new: {
+                path: own.on_write
+                for path, own in stamped.items()
+                if own.on_write and (new or not own.insert_only)
+            }
+            for new in (False, True)
+        }
+
+    @cached_property
+    def followed(self) -> bool:
+        """Whether something follows from each insert, whatever it holds."""
+        if self.fed or self.records or self.formulas or self.locals or self.by_alternate_key:
+            return True
+        named = any(rule.alternate_key for rule in self.copied)
+        return named or any(rule.guards_source for rule in self.copies)
 
 
 def derivation(entry: ModelEntry[Any]) -> Derivation:
-    """The derivation of a model, made once."""
+    """Return the derivation of a model, made once."""
     return entry.rules.memo(Derivation, lambda: Derivation(entry))
 
 
 def update_pipeline(target: ModelEntry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
-    """The one update of a target: values, what follows from them, then the formulas."""
+    """Return the one update of a target: values, what follows from them, then the formulas."""
     stages: list[Raw] = [{"$set": {**first, **BUMP}}]
     if second:
         stages.append({"$set": second})
@@ -122,14 +126,10 @@ def _changed_leaves(path: str, before: Any, after: Any) -> Raw:
 
 
 def formula_stages(target: ModelEntry[Any]) -> list[Raw]:
-    """The target's formulas, those that read others after these."""
+    """Return the target's formulas, those that read others after these."""
     return derivation(target).formula_stages
 
 
 def stamps_of(rules: Sequence[DerivedRule]) -> Raw:
-    """The dates of computation that an update of these rules' values sets."""
-    stamps: Raw = {}
-    for rule in rules:
-        for stamp in rule.stamps():
-            stamps[stamp] = "$$NOW"
-    return stamps
+    """Return the dates of computation that an update of these rules' values sets."""
+    return {rule.stamp: "$$NOW" for rule in rules if rule.stamp}

@@ -395,26 +395,30 @@ def _copy(rule: DerivedRule, change: Change, changes: Changes, copies_max: int |
     # No document can refer to an id that was generated in this call; to an alternate key any may.
     if rule.alternate_key is None and changes.is_new_id(rule.source, change.id):
         return []
-    is_unread = isinstance(change.before, NotRead)
-    before, after = rule.source.sources.through(
-        None if isinstance(change.before, NotRead) else change.before, change.after
-    )
-    old = rule.contributions(before)
-    new: Sequence[Contribution] = rule.contributions(after) if rule.copied.synced else []
-    if after is None and change.after is not None and not rule.copied.keep:
-        # It is still stored, as an archived document, say, but its copies are to go.
-        new = [(key, None) for key, _ in old]
+    old, new = _copied(rule, change)
     if not new or (old and is_unchanged(rule, old, new)):
         return []
     ((key, card),) = new
-    if not (same_key(old[0][0], key) if old else is_unread):
-        # The source is new under this key: a document that refers to it may be inserted concurrently.
+    is_known = same_key(old[0][0], key) if old else isinstance(change.before, NotRead)
+    if not is_known:
+        # A document that refers to the source by this key may be inserted concurrently.
         yield from guard(rule.source.collection, [key])
     yield from upgrade_targets(rule, [key], changes)
     if (yield from _exceeds(rule, key, copies_max)):
         return [FanOut(rule, key)]
     yield from copy_to(rule, key, card, NO_FILTER, changes)
     return []
+
+
+def _copied(rule: DerivedRule, change: Change) -> tuple[Sequence[Contribution], Sequence[Contribution]]:
+    """Return what was copied of a source, and what is to be copied of it now."""
+    read = None if isinstance(change.before, NotRead) else change.before
+    before, after = rule.source.sources.through(read, change.after)
+    old = rule.contributions(before)
+    if after is None and change.after is not None and not rule.copied.keep:
+        # The source is still stored, as an archived document, say, but its copies are to go.
+        return old, [(key, None) for key, _ in old]
+    return old, rule.contributions(after) if rule.copied.synced else []
 
 
 def _exceeds(rule: DerivedRule, key: Any, copies_max: int | None) -> Plan[bool]:

@@ -59,34 +59,54 @@ def recompute(
     # The worker's copies need their sources written too: it finds a copy correct and leaves it, while this
     # transaction still holds an older value for it.
     derived = yield from derive(chosen, documents, befores, guarded=forces_all, gather=gather)
-    made = {freeze(each) for each in groups.made}
-    changed, updates, unchanged = [*groups.removed], list[TargetUpdate](), list[Any]()
+    writes = _Writes(chosen, set(map(freeze, groups.made)), unforced)
     for image, correct in zip(images, derived, strict=True):
-        document, key = image.document, entry.key_of(image.document)
-        for rule, error in chosen.leave_refused(document, correct):
-            yield from set_aside(rule.place.label, entry.collection, key, error)
-        is_made = freeze(document["_id"]) in made
-        differs = is_made or chosen.differs(document, correct)
-        if differs:
-            changed.append(key)
-        elif unforced is not None and freeze(key) in unforced:
-            continue
+        for rule, error in chosen.leave_refused(image.document, correct):
+            yield from set_aside(rule.place.label, entry.collection, entry.key_of(image.document), error)
+        writes.add(image, correct)
+    yield from writes.store(changes)
+    if (groups.removed or writes.changed) and derivation(entry).feeds:
+        yield from _note(entry, images, writes.made, changes)
+    return [*groups.removed, *writes.changed]
+
+
+class _Writes:
+    """What a recomputation writes."""
+
+    def __init__(self, chosen: DerivedValues, made: set[Any], unforced: Collection[Any] | None) -> None:
+        self.chosen = chosen
+        self.made = made
+        self.unforced = unforced
+        # The keys of the documents that change.
+        self.changed: list[Any] = []
+        self.updates: list[TargetUpdate] = []
+        # The ids of outdated documents that are correct: storing them upgraded is up to `migrate`.
+        self.bumped: list[Any] = []
+
+    def add(self, image: Image, derived: Raw) -> None:
+        document, key = image.document, self.chosen.entry.key_of(image.document)
+        is_made = freeze(document["_id"]) in self.made
+        if is_made or self.chosen.differs(document, derived):
+            self.changed.append(key)
+        elif self.unforced is not None and freeze(key) in self.unforced:
+            return
         elif image.outdated:
-            # Storing the upgraded document is up to `migrate`.
-            unchanged.append(document["_id"])
-            continue
+            self.bumped.append(document["_id"])
+            return
         # A document that was made here has its values, but not their dates.
-        update = chosen.update({} if is_made else document, correct, incorrect_only=not forces_all)
+        stored = {} if is_made else document
+        update = self.chosen.update(stored, derived, incorrect_only=self.unforced is not None)
         update.upgraded = document if image.outdated else None
-        updates.append(update)
-    if updates:
-        yield from store_derived(entry, updates)
-        changes.note_upgraded(entry, [each.upgraded["_id"] for each in updates if each.upgraded is not None])
-    if unchanged:
-        yield from update_many(entry.collection, {"_id": {"$in": unchanged}}, {"$inc": {REVISION: 1}})
-    if changed and derivation(entry).feeds:
-        yield from _note(entry, images, made, changes)
-    return changed
+        self.updates.append(update)
+
+    def store(self, changes: Changes) -> Plan[None]:
+        entry = self.chosen.entry
+        if self.updates:
+            yield from store_derived(entry, self.updates)
+            upgraded = [each.upgraded["_id"] for each in self.updates if each.upgraded is not None]
+            changes.note_upgraded(entry, upgraded)
+        if self.bumped:
+            yield from update_many(entry.collection, {"_id": {"$in": self.bumped}}, {"$inc": {REVISION: 1}})
 
 
 def _images(

@@ -37,10 +37,7 @@ def fill_copies(
     maintained. `rules` restricts it to some of the copies.
     """
     lenient = lenient or look_only or guard_all
-    by_source: dict[tuple[ModelEntry[Any], Key], list[DerivedRule]] = {}
-    for rule in derivation(entry).copies if rules is None else rules:
-        by_source.setdefault((rule.source, rule.match), []).append(rule)
-    for (source, match), own in by_source.items():
+    for (source, match), own in _by_source(derivation(entry).copies if rules is None else rules).items():
         keys = distinct(key for rule in own for _, raw in pairs for key in rule.keys(raw))
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in own))
         failed: Failed = []
@@ -50,6 +47,13 @@ def fill_copies(
         unread = _unread(match, keys, sources, failed) if failed else set()
         for rule in own:
             _fill(rule, pairs, sources, unread, lenient)
+
+
+def _by_source(rules: Sequence[DerivedRule]) -> dict[tuple[ModelEntry[Any], Key], list[DerivedRule]]:
+    by_source: dict[tuple[ModelEntry[Any], Key], list[DerivedRule]] = {}
+    for rule in rules:
+        by_source.setdefault((rule.source, rule.match), []).append(rule)
+    return by_source
 
 
 def _fill(
@@ -104,19 +108,12 @@ def require_filled(
     for rule in rules:
         copied = rule.copied if isinstance(rule, DerivedRule) and rule.is_copy else None
         path = rule.path if copied is None else copied.top
-        accepts = entry.paths.fields[path].type.accepts
-
-        def is_accepted(before: Raw | None, raw: Raw, path: str = path, accepts: Any = accepts) -> bool:
-            value = value_at(raw, path)
-            is_old = before is not None and same(value_at(before, path), value)
-            return is_old or value is None or accepts(value)
-
         for before, raw in pairs:
-            if is_accepted(before, raw):
+            if _is_accepted(entry, path, before, raw):
                 continue
             if before is not None and copied is not None:
                 copied.keep_copies(before, raw)
-                if is_accepted(None, raw):
+                if _is_accepted(entry, path, None, raw):
                     continue
             raise InvalidValue(
                 f"{entry.model.__name__} {raw['_id']!r} would get a {path!r} that its model refuses, "
@@ -124,6 +121,14 @@ def require_filled(
                 "was changed",
                 code="document-invalid",
             )
+
+
+def _is_accepted(entry: ModelEntry[Any], path: str, before: Raw | None, raw: Raw) -> bool:
+    """Whether the model can read a value, or the document had it before."""
+    value = value_at(raw, path)
+    if value is None or (before is not None and same(value_at(before, path), value)):
+        return True
+    return bool(entry.paths.fields[path].type.accepts(value))
 
 
 def read_sources(
@@ -147,8 +152,10 @@ def read_sources(
         return sources
     if source.sources.archive is not None:
         archive = source.sources.within(source.sources.archive)
-        for image in (yield from archive.find({to: {"$in": missing}}, failed=failed)):
-            sources[freeze(value_at(image.document, to))] = image.document
+        archived = yield from archive.find({to: {"$in": missing}}, failed=failed)
+        sources |= {freeze(value_at(each.document, to)): each.document for each in archived}
+        if guarded:
+            yield from _bump(source.sources.archive, archived)
     if guarded:
         yield from guard(source.collection, missing)
     return sources
@@ -159,18 +166,22 @@ def _active_sources(scope: Scope, own: Raw, guarded: bool, failed: Failed | None
     (collection,) = scope.collections
     if not guarded:
         return (yield from scope.find(own, failed=failed))
-    bump = {"$inc": {REVISION: 1}}
     (match,) = own.values()
     if "$eq" in match and not scope.splits(own):
         # One command reads and writes: most documents refer to one source.
-        reading = find_one_and_update(collection, scope.filter(own), bump)
+        reading = find_one_and_update(collection, scope.filter(own), {"$inc": {REVISION: 1}})
         one = yield from scope.readable(_listed(reading), failed)
         return (yield from scope.load(one, collection, failed))
     images = yield from scope.find(own, failed=failed)
+    yield from _bump(collection, images)
+    return images
+
+
+def _bump(collection: str, images: Sequence[Image]) -> Plan[None]:
+    """Write documents, so that a concurrent writer of one conflicts."""
     if images:
         written = {"_id": {"$in": [each.document["_id"] for each in images]}}
-        yield from update_many(collection, written, bump)
-    return images
+        yield from update_many(collection, written, {"$inc": {REVISION: 1}})
 
 
 def _listed(reading: Plan[Raw | None]) -> Plan[list[Raw]]:

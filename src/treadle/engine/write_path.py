@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import fan_outs
-from treadle.engine.copies import copy_source
+from treadle.engine.copies import copy_sources
 from treadle.engine.derive import DerivedValues
 from treadle.engine.index_check import IndexCheck
 from treadle.engine.pages import by_ids
@@ -35,7 +36,6 @@ from treadle.engine.salvage import Contended, attempting, salvage
 from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
 from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.changes import Changes
-from treadle.graph.derived import copies_of
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import around
@@ -127,15 +127,9 @@ class WritePath:
     def _catch_up(self, entry: ModelEntry[Any], ids: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
         """Propagate to documents written concurrently that refer to these new ones; the outcome now."""
 
-        def copy(changes: Changes) -> Plan[None]:
-            for source in (yield from find(entry.collection, {"_id": {"$in": list(ids)}})):
-                for rule in copies_of(entry):
-                    if rule.copied.synced and rule.source.targets.admits(source):
-                        yield from copy_source(rule, source, changes)
-
         try:
             yield from repair(self.graph, entry, ids)
-            yield from commit_changes(self.graph, copy)
+            yield from commit_changes(self.graph, partial(copy_sources, entry, ids))
             return (yield from _read_again(entry, outcome)) if shown else outcome
         except Exception as error:
             # The write is committed; it must not seem to have failed.

@@ -147,6 +147,7 @@ class DerivedRule(Rule):
         self.maintain, self.every = declared.maintain, declared.every
         if not self.is_copy:
             self.maintain, self.every = maintenance_of(place, declared)
+        # The path of the date of computation, if it is declared.
         computed_at = getattr(declared, "computed_at", None)
         self.stamp = sibling(place, computed_at, "computed_at") if computed_at else None
         # What becomes of the targets that refer to a source which is deleted.
@@ -188,16 +189,12 @@ class DerivedRule(Rule):
             advice = f"; write {self.on.path!r}, or the {source.model.__name__} that it names"
             return [Owned(path, advice, refilled=True) for path in self.aggregate.paths()]
         advice = f" from {source.collection}; write the {source.model.__name__} documents instead"
-        stamps = [Owned(path, advice, shared=True) for path in self.stamps()]
+        stamps = [Owned(self.stamp, advice, shared=True)] if self.stamp else []
         return [*(Owned(path, advice) for path in self.value_paths()), *stamps]
 
     def value_paths(self) -> Sequence[str]:
         """The stored paths that hold what is computed."""
         return self.aggregate.paths()
-
-    def stamps(self) -> set[str]:
-        """Return the path of the date of computation, if it is declared."""
-        return {self.stamp} if self.stamp else set()
 
     def empty(self) -> Values:
         """Return the stored values of a target without sources, by path."""

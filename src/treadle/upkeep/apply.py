@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from treadle.engine import fan_outs
-from treadle.engine.copies import copy_source, upgrade_targets
+from treadle.engine.copies import copy_to, read_cards, upgrade_targets
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.derive import DerivedValues
 from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
@@ -27,6 +27,7 @@ from treadle.graph.derived import DerivedRule
 from treadle.graph.graph import Graph
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import REVISION, Rule
+from treadle.graph.scope import NO_FILTER
 from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
@@ -133,13 +134,11 @@ class Copies:
         yield from ()
 
     def bring_right(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
-        rule = self.rule
-        yield from upgrade_targets(rule, self.items, ledger)
-        sources: list[Raw] = []
-        for collection in rule.source.sources.collections:
-            sources += yield from find(collection, rule.sources_of(self.items))
-        for source in sources:
-            yield from copy_source(rule, source, ledger)
+        yield from upgrade_targets(self.rule, self.items, ledger)
+        cards = yield from read_cards(self.rule, self.items)
+        for key in self.items:
+            if freeze(key) in cards:
+                yield from copy_to(self.rule, key, cards[freeze(key)], NO_FILTER, ledger)
 
 
 Unit = Targets | Copies

@@ -2,18 +2,18 @@
 
 Rules with conditions of their own are branches: each is grouped by itself, and
 the branches are joined by key before anything is written, so that a target is
-written once and never seen half done. What a merge cannot do is mended in
+written once and never seen half done. What a merge cannot do is recomputed in
 transactions, group by group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import bson
 from pymongo.errors import OperationFailure
 
+from treadle.engine.aggregation import Fold, folds_of
 from treadle.engine.groups import group_keys, key_stages
 from treadle.engine.lease import Lease
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
@@ -24,7 +24,7 @@ from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import readable
 from treadle.graph.rule import REVISION
 from treadle.graph.stored_pages import chunks
-from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
+from treadle.model.bson_types import RESERVED
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
@@ -41,10 +41,10 @@ HELD = "treadle_held"
 # A filter for groups, whose key stands at these paths.
 GroupFilter = Callable[[Sequence[str]], Raw]
 # The values that some parts of a key have, by the number of the part.
-Scope = dict[int, Any]
+KeyParts = dict[int, Any]
 
 
-def perform(collection: str, stages: Sequence[Raw]) -> Plan[None]:
+def run_merge(collection: str, stages: Sequence[Raw]) -> Plan[None]:
     """Run a pipeline that ends in `$merge`."""
     yield from aggregate(collection, stages, allowDiskUse=True)
 
@@ -52,56 +52,29 @@ def perform(collection: str, stages: Sequence[Raw]) -> Plan[None]:
 # -- what is computed ---------------------------------------------------------------------------
 
 
-def _branches(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
-    """Rules that one `$group` computes, those with the fewest conditions first."""
-    branches: dict[Any, list[DerivedRule]] = {}
-    for rule in rules:
-        branches.setdefault(rule.group_key, []).append(rule)
-    return list(branches.values())
-
-
-class Accumulators:
-    """The accumulators of several rules, equal ones once."""
-
-    def __init__(self) -> None:
-        self._names: dict[Any, str] = {}
-        self.of_rule: dict[DerivedRule, dict[str, str]] = {}
-
-    def of(self, branch: int, rules: Sequence[DerivedRule]) -> Raw:
-        """The accumulators of a branch; notes by which path each rule finds its own."""
-        stage: Raw = {}
-        for rule in rules:
-            paths = self.of_rule.setdefault(rule, {})
-            for name, accumulator in rule.aggregate.accumulators().items():
-                same = branch, bson.encode(accumulator.expression, codec_options=CODEC_OPTIONS)
-                field = self._names.setdefault(same, f"a{len(self._names)}")
-                stage[field] = accumulator.expression
-                paths[name] = f"${field}"
-        return stage
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._names.values())
-
-
 def can_merge(rule: DerivedRule) -> bool:
     """Return whether the server can compute the values of a rule by itself."""
-    paths = {name: f"${name}" for name in rule.aggregate.accumulators()}
-    return bool(paths) and rule.aggregate.finish_expressions(paths) is not None
+    return bool(_merged_paths(rule))
 
 
-def _finish(rule: DerivedRule, accumulators: Accumulators) -> Raw:
-    """Return the values of a rule, as expressions over the accumulators that a stage computed."""
-    return rule.aggregate.finish_expressions(accumulators.of_rule[rule]) or {}
+def _merged_paths(rule: DerivedRule) -> list[str]:
+    """Return the stored paths that a merge sets; none where the server cannot compute them."""
+    state = dict.fromkeys(rule.aggregate.accumulators(), "")
+    return list(rule.aggregate.finish_expressions(state) or ()) if state else []
 
 
-def _joined(first: list[Raw], others: Sequence[tuple[str, list[Raw]]], names: Sequence[str]) -> list[Raw]:
-    """The rows of several branches, one per key."""
+def _joined(first: list[Raw], others: Sequence[tuple[str, list[Raw]]], names: Iterable[str]) -> list[Raw]:
+    """Return the stages that give the rows of several branches, one per key."""
     stages = [*first]
     for collection, branch in others:
         stages.append({"$unionWith": {"coll": collection, "pipeline": branch}})
     # Only one branch has a value, so that the largest is that one.
     return [*stages, {"$group": {"_id": "$_id", **{name: {"$max": f"${name}"} for name in names}}}]
+
+
+def _values(folds: Sequence[Fold]) -> Raw:
+    """Return the values of all rules, as expressions over the rows that their branches give."""
+    return {path: value for fold in folds for path, value in fold.finish_expressions().items()}
 
 
 # -- rollups ----------------------------------------------------------------------------------------
@@ -113,41 +86,44 @@ def key_paths(key: Key) -> list[str]:
 
 
 def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
-    """The documents of a rollup as they should be, of sources and groups that match."""
-    group = entry.rules.group
-    accumulators = Accumulators()
-    pipelines: list[list[Raw]] = []
-    identity = {f"k{number}": part.expression() for number, part in enumerate(group.match.group)}
+    """Return the stages that give the documents of a rollup, of sources and groups that match."""
+    group: GroupRule = entry.rules.group
+    folds = folds_of([group, *(rule for rule in aggregates_in(entry) if rule is not group)])
+    first, *others = (_branch(group, fold, before, after) for fold in folds)
+    stages = first
+    if others:
+        source = group.source.collection
+        names = [name for fold in folds for name in fold.accumulators]
+        stages = _joined(first, [(source, branch) for branch in others], names)
+    identity: Raw = {"_id": "$_id.k0"}
+    if not group.identity:
+        paths = zip(group.on.fields, key_paths(group.match), strict=True)
+        identity = {"_id": 0, **{path: f"${key_path}" for path, key_path in paths}}
+    return [*stages, {"$project": {**identity, **_values(folds)}}]
+
+
+def _branch(group: GroupRule, fold: Fold, before: Raw, after: Raw) -> list[Raw]:
+    """Return the stages that give the accumulators of one fold, by the parts of a group's key."""
+    parts = group.match.group
+    chosen = [each for each in (before, fold.rules[0].where) if each]
+    identity = {f"k{number}": part.expression() for number, part in enumerate(parts)}
     required = [
         {path: {"$ne": None}}
-        for path, part in zip(key_paths(group.match), group.match.group, strict=True)
+        for path, part in zip(key_paths(group.match), parts, strict=True)
         # A join on plain fields takes no null; such groups are computed in another way.
         if not part.optional or not group.identity
     ]
-    kept = {"$and": [*required, *([after] if after else [])]}
-    for number, rules in enumerate(_branches([group, *(r for r in aggregates_in(entry) if r is not group)])):
-        chosen = [each for each in (before, rules[0].where) if each]
-        stages: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
-        stages.append({"$group": {"_id": identity, **accumulators.of(number, rules)}})
-        pipelines.append([*stages, {"$match": kept}])
-    stages = pipelines[0]
-    if len(pipelines) > 1:
-        source = group.source.collection
-        others = [(source, branch) for branch in pipelines[1:]]
-        stages = _joined(stages, others, accumulators.names)
-    projection: Raw = {"_id": "$_id.k0"} if group.identity else {"_id": 0}
-    if not group.identity:
-        for number, part in enumerate(group.match.group):
-            projection[part.target] = f"$_id.k{number}"
-    for rule in aggregates_in(entry):
-        projection.update(_finish(rule, accumulators))
-    return [*stages, {"$project": projection}]
+    return [
+        *([{"$match": {"$and": chosen}}] if chosen else []),
+        {"$group": {"_id": identity, **fold.accumulators}},
+        {"$match": {"$and": [*required, *([after] if after else [])]}},
+    ]
 
 
 def merge_groups(
     entry: ModelEntry[Any], before: Raw, after: Raw, lease: Lease, *, empty: bool = False
 ) -> list[Raw]:
-    """The whole recomputation of groups, ending in `$merge`; each document is stamped with the run.
+    """Return the whole recomputation of groups, ending in `$merge`; each document is stamped with the run.
 
     Into an empty collection they are only inserted, which is quicker.
     """
@@ -171,42 +147,49 @@ def merge_groups(
 
 
 def merge_fields(entry: ModelEntry[Any], rules: Sequence[DerivedRule], lease: Lease) -> list[Raw]:
-    """The recomputation of fields in all targets, from the targets' collection.
+    """Return the recomputation of fields in all targets, from the targets' collection.
 
     Begins with every target, so that one whose last source has left is set
-    back too. A target that is right already is not written.
+    back too. A target that is correct already is not written.
     """
-    accumulators = Accumulators()
-    others = []
-    for number, together in enumerate(_branches(rules)):
-        rule = together[0]
-        stages: list[Raw] = [{"$match": rule.where}] if rule.where else []
-        stages += rule.match.stages(None, rule.unit)
-        grouped = {"$group": {"_id": f"${KEY}", **accumulators.of(number, together)}}
-        others.append((rule.source.collection, [*stages, grouped]))
-    projection: Raw = {}
-    for rule in rules:
-        projection.update(_finish(rule, accumulators))
-    paths = sorted(projection)
-    # Sources may name documents of another kind, or none.
-    targets: list[Raw] = [{"$match": entry.targets.exact.filter()}] if entry.targets.exact.filter() else []
-    targets.append({"$project": {"_id": 1, "is_target": {"$literal": 1}}})
-    stages = _joined(targets, others, [*accumulators.names, "is_target"])
-    stages.append({"$match": {"is_target": 1}})
+    folds = folds_of(rules)
+    values = _values(folds)
+    own = entry.targets.exact.filter()
+    # Sources may refer to documents of another kind, or to none.
+    targets = [*([{"$match": own}] if own else []), {"$project": {"_id": 1, "is_target": {"$literal": 1}}}]
+    names = [name for fold in folds for name in fold.accumulators]
+    return [
+        *_joined(targets, [_source_branch(fold) for fold in folds], [*names, "is_target"]),
+        {"$match": {"is_target": 1}},
+        {"$project": {"_id": 1, **values}},
+        *lease.held_stages(HELD),
+        {"$merge": _into(entry, rules, sorted(values))},
+    ]
+
+
+def _source_branch(fold: Fold) -> tuple[str, list[Raw]]:
+    """Return the collection and the stages that give the accumulators of one fold, by target."""
+    rule = fold.rules[0]
+    chosen: list[Raw] = [{"$match": rule.where}] if rule.where else []
+    grouped = {"$group": {"_id": f"${KEY}", **fold.accumulators}}
+    return rule.source.collection, [*chosen, *rule.match.stages(unwound=rule.unit), grouped]
+
+
+def _into(entry: ModelEntry[Any], rules: Sequence[DerivedRule], paths: Sequence[str]) -> Raw:
+    """Return the `$merge` that stores values in targets which exist, where they differ."""
     by_stamp: dict[str, list[str]] = {}
     for rule in rules:
-        for stamp in rule.stamps():
-            by_stamp.setdefault(stamp, []).extend(_finish(rule, accumulators))
+        if rule.stamp:
+            by_stamp.setdefault(rule.stamp, []).extend(_merged_paths(rule))
     stamps = {stamp: {"$cond": [_changes(own), "$$NOW", f"${stamp}"]} for stamp, own in by_stamp.items()}
     sets = {**stamps, REVISION: {"$cond": [_changes(paths), BUMP[REVISION], f"${REVISION}"]}}
-    # What depends on the change is set while the old values are still there.
-    matched: list[Raw] = [
+    matched = [
+        # What depends on the change is set while the old values are still there.
         {"$set": sets},
         {"$set": {path: f"$$new.{path}" for path in paths}},
         *formula_stages(entry),
     ]
-    into = {"into": entry.collection, "whenMatched": matched, "whenNotMatched": "discard"}
-    return [*stages, {"$project": {"_id": 1, **projection}}, *lease.held_stages(HELD), {"$merge": into}]
+    return {"into": entry.collection, "whenMatched": matched, "whenNotMatched": "discard"}
 
 
 def _changes(paths: Sequence[str]) -> Raw:
@@ -217,7 +200,7 @@ def _changes(paths: Sequence[str]) -> Raw:
 # -- the groups of one run ------------------------------------------------------------------------------
 
 
-class GroupWork:
+class GroupRun:
     """The recomputation of groups in one run, and how many documents it wrote and removed."""
 
     def __init__(self, graph: Graph, server: Capabilities, entry: ModelEntry[Any], lease: Lease) -> None:
@@ -226,17 +209,17 @@ class GroupWork:
         self.entry = entry
         self.lease = lease
         self.group: GroupRule = entry.rules.group
-        self.key = self.group.match
+        self.parts = self.group.match.group
         self.written = 0
         self.removed = 0
 
     def everything(self, bounds: Bounds) -> Plan[None]:
-        """All closed groups."""
+        """Compute all closed groups."""
         sources = self._sources_between([None] * len(bounds), bounds)
         yield from self._compute(sources, lambda paths: closed_match(paths, bounds))
 
-    def some(self, scopes: Sequence[Scope], known: Bounds, bounds: Bounds) -> Plan[None]:
-        """The groups that closed since, and those that changed."""
+    def some(self, windows: Sequence[KeyParts], known: Bounds, bounds: Bounds) -> Plan[None]:
+        """Compute the groups that closed since, and those that changed."""
 
         def closing(paths: Sequence[str]) -> Raw:
             pairs = zip(paths, known, strict=True)
@@ -245,34 +228,34 @@ class GroupWork:
 
         if known != bounds:
             yield from self._compute(self._sources_between(known, bounds), closing)
-        for chunk in chunks(scopes, GROUP_PAGE):
+        for chunk in chunks(windows, GROUP_PAGE):
             yield from self.lease.check()
 
-            def within(paths: Sequence[str], chunk: Sequence[Scope] = chunk) -> Raw:
+            def within(paths: Sequence[str], chunk: Sequence[KeyParts] = chunk) -> Raw:
                 return {
                     "$or": [
                         {paths[number]: {"$eq": value} for number, value in each.items()} for each in chunk
                     ]
                 }
 
-            yield from self._compute({"$or": [self._sources_in(scope) for scope in chunk]}, within)
+            yield from self._compute({"$or": [self._sources_in(each) for each in chunk]}, within)
 
     # -- which groups -----------------------------------------------------------------------
 
-    def scopes(self, keys: Sequence[list[Any]]) -> list[Scope]:
-        """Whole windows where there are windows, else single groups."""
-        windows = [number for number, part in enumerate(self.key.group) if part.window is not None]
-        numbers = windows or range(len(self.key.group))
+    def windows(self, keys: Sequence[list[Any]]) -> list[KeyParts]:
+        """Return the windows of some groups, where there are windows, else the groups."""
+        windows = [number for number, part in enumerate(self.parts) if part.window is not None]
+        numbers = windows or range(len(self.parts))
         return distinct({number: key[number] for number in numbers} for key in keys)
 
-    def _sources_in(self, scope: Scope) -> Raw:
-        return {"$and": [self.key.group[number].match([value]) for number, value in scope.items()]}
+    def _sources_in(self, key: KeyParts) -> Raw:
+        return {"$and": [self.parts[number].match([value]) for number, value in key.items()]}
 
     def _sources_between(self, first: Bounds, last: Bounds) -> Raw:
-        """A filter by dates that lets at least the sources of these windows through."""
+        """Return a filter by dates that lets at least the sources of these windows through."""
         windows = [
             (part, part.window, start, end)
-            for part, start, end in zip(self.key.group, first, last, strict=True)
+            for part, start, end in zip(self.parts, first, last, strict=True)
             if part.window is not None and end is not None
         ]
         if len(windows) != 1 or windows[0][0].optional:
@@ -287,78 +270,82 @@ class GroupWork:
 
     def _compute(self, sources: Raw, within: GroupFilter) -> Plan[None]:
         """Compute groups from sources that match; remove the documents of those that are gone."""
-        entry, key = self.entry, self.key
-        has_archive = self.group.source.sources.archive is not None
-        mergeable = all(map(can_merge, aggregates_in(entry)))
-        if (
-            entry.effects.on_write
-            or has_archive
-            or not mergeable
-            or (yield from has_outdated(self.group.source))
-        ):
-            # What others are fed by must be followed, and older sources converted: a merge does neither.
-            yield from self._mend(within)
-            return
-        try:
-            yield from self._merge(sources, within(key_paths(key)))
-        except Exception as error:
-            if not is_about_one_document(error):
-                raise
-            # One document cannot be written: all but that one.
-            yield from self._mend(within)
-            return
-        yield from self.lease.check()
-        optional = [] if self.group.identity else [part.target for part in key.group if part.optional]
-        # Groups without a value were left out of the merge.
-        conditions = [within(self.group.on.fields), *({path: {"$ne": None}} for path in optional)]
-        chosen = [each for each in conditions if each]
-        mine = {"$and": [*chosen, {RUN: self.lease.token}]}
-        unstamped = {"$or": [{RUN: {"$lt": self.lease.token}}, {RUN: None}]}
-        # One look for both: no index begins with a window alone.
-        stamps = {"_id": {"$eq": [f"${RUN}", self.lease.token]}, "n": {"$sum": 1}}
-        older = {"$or": [{RUN: self.lease.token}, unstamped]}
-        looking: list[Raw] = [{"$match": {"$and": [*chosen, older]}}, {"$group": stamps}]
-        found = {row["_id"]: row["n"] for row in (yield from aggregate(entry.collection, looking))}
-        self.written += found.get(True, 0)
-        if found.get(False):
-            self.removed += (
-                yield from delete_many(entry.collection, {"$and": [*chosen, unstamped]})
-            ).deleted_count
-        if optional:
-            nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.group) if part.optional]
-            yield from self._mend(within, {"$or": nulls})
-        if copies_in(entry):
-            reading = find(entry.collection, mine, entry.key_projection())
-            rows = yield from readable(entry.model.__name__, reading)
-            yield from self._mend_keys([entry.key_of(each) for each in rows])
+        if (yield from self._may_merge()):
+            try:
+                yield from self._merge(sources, within(key_paths(self.group.match)))
+            except Exception as error:
+                if not is_about_one_document(error):
+                    raise
+                # One document cannot be written: all but that one.
+            else:
+                yield from self._finish_merge(within)
+                return
+        yield from self._recompute(within)
+
+    def _may_merge(self) -> Plan[bool]:
+        """Whether a merge will do: others that follow, archives and outdated sources need more than that."""
+        entry, source = self.entry, self.group.source
+        if entry.effects.on_write or source.sources.archive is not None:
+            return False
+        return all(map(can_merge, aggregates_in(entry))) and not (yield from has_outdated(source))
 
     def _merge(self, sources: Raw, after: Raw) -> Plan[None]:
         entry, source = self.entry, self.group.source.collection
         if (yield from find_one(entry.collection, {}, {"_id": 1})) is None:
             try:
-                yield from perform(source, merge_groups(entry, sources, after, self.lease, empty=True))
+                yield from run_merge(source, merge_groups(entry, sources, after, self.lease, empty=True))
                 return
             except OperationFailure as error:
                 if error.code != DUPLICATE_KEY:
                     raise
-                # Somebody repaired a group meanwhile.
-        yield from perform(source, merge_groups(entry, sources, after, self.lease))
+                # A concurrent repair has made a group.
+        yield from run_merge(source, merge_groups(entry, sources, after, self.lease))
 
-    def _mend(self, within: GroupFilter, besides: Raw | None = None) -> Plan[None]:
-        """The same in transactions, group by group, with all that follows."""
-        paths = [f"{KEY}.{number}" for number in range(len(self.key.group))]
+    def _finish_merge(self, within: GroupFilter) -> Plan[None]:
+        """Remove the documents of groups that are gone, and do what a merge does not."""
+        entry, collection = self.entry, self.entry.collection
+        yield from self.lease.check()
+        optional = [] if self.group.identity else [part.target for part in self.parts if part.optional]
+        # Groups without a value were left out of the merge.
+        conditions = [within(self.group.on.fields), *({path: {"$ne": None}} for path in optional)]
+        chosen = [each for each in conditions if each]
+        mine = {RUN: self.lease.token}
+        yield from self._remove_unstamped(chosen, mine)
+        if optional:
+            nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(self.parts) if part.optional]
+            yield from self._recompute(within, {"$or": nulls})
+        if copies_in(entry):
+            reading = find(collection, {"$and": [*chosen, mine]}, entry.key_projection())
+            rows = yield from readable(entry.model.__name__, reading)
+            yield from self._recompute_keys([entry.key_of(each) for each in rows])
+
+    def _remove_unstamped(self, chosen: Sequence[Raw], mine: Raw) -> Plan[None]:
+        """Remove what this run has not written, and count what it has."""
+        collection, token = self.entry.collection, self.lease.token
+        unstamped = {"$or": [{RUN: {"$lt": token}}, {RUN: None}]}
+        # One look for both: no index begins with a window alone.
+        stamps = {"_id": {"$eq": [f"${RUN}", token]}, "n": {"$sum": 1}}
+        looking: list[Raw] = [{"$match": {"$and": [*chosen, {"$or": [mine, unstamped]}]}}, {"$group": stamps}]
+        numbers = {row["_id"]: row["n"] for row in (yield from aggregate(collection, looking))}
+        self.written += numbers.get(True, 0)
+        if numbers.get(False):
+            gone = yield from delete_many(collection, {"$and": [*chosen, unstamped]})
+            self.removed += gone.deleted_count
+
+    def _recompute(self, within: GroupFilter, besides: Raw | None = None) -> Plan[None]:
+        """Compute groups in transactions, one by one, with all that follows."""
+        paths = [f"{KEY}.{number}" for number in range(len(self.parts))]
         chosen = [each for each in (within(paths), besides) if each]
         only: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
         stages = key_stages(self.group, only)
-        present = yield from group_keys(self.entry, stages, stages)
+        present = distinct((yield from group_keys(self.entry, stages, stages)))
         documents = [{"$project": {KEY: self.group.on.expression()}}, *only, stages[-1]]
         reading = aggregate(self.entry.collection, documents)
         rows = yield from readable(self.entry.model.__name__, reading)
-        present = distinct(present)
         keys = distinct([*present, *(row["_id"] for row in rows)])
-        yield from self._mend_keys(keys)
+        yield from self._recompute_keys(keys)
         self.written += len(present)
         self.removed += len(keys) - len(present)
 
-    def _mend_keys(self, keys: Sequence[Any]) -> Plan[None]:
+    def _recompute_keys(self, keys: Sequence[Any]) -> Plan[None]:
         yield from mend(self.graph, self.server, self.entry, keys, before=self.lease.check)

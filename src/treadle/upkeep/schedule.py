@@ -246,15 +246,15 @@ class Scheduler:
             else:
                 why = why or "the last run noted no place in the stream"
         yield from self.lease.check()
-        work = merging.GroupWork(self.graph, self.server, entry, self.lease)
-        scopes = work.scopes(keys)
-        if len(scopes) > SCHEDULE_DIRTY_MAX:
+        run = merging.GroupRun(self.graph, self.server, entry, self.lease)
+        windows = run.windows(keys)
+        if len(windows) > SCHEDULE_DIRTY_MAX:
             why = "more changed than would be worth computing one by one"
         if why or known is None:
-            yield from work.everything(bounds)
+            yield from run.everything(bounds)
         else:
-            yield from work.some(scopes, known, bounds)
-        ran = replace(job.describe(now), whole=bool(why), why=why, written=work.written, removed=work.removed)
+            yield from run.some(windows, known, bounds)
+        ran = replace(job.describe(now), whole=bool(why), why=why, written=run.written, removed=run.removed)
         return ran, {"bounds": bounds, "position": position, "declared": declared}
 
     # -- fields ---------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Scheduler:
         if mergeable:
             stages = merging.merge_fields(entry, mergeable, self.lease)
             try:
-                yield from merging.perform(entry.collection, stages)
+                yield from merging.run_merge(entry.collection, stages)
                 written = yield from count_documents(entry.collection, {})
             except Exception as error:
                 if not is_about_one_document(error):
