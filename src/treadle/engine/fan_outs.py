@@ -2,8 +2,8 @@
 
 The intent is committed with the change; the copies follow in chunks, each a
 transaction that really writes the source, so that no older value can be
-written over a newer one. Copying is idempotent: `recover` finishes whatever a
-crash left.
+written over a newer one. Copying is idempotent: `recover` finishes what a
+crash has left.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def record(later: Sequence[FanOut]) -> Plan[list[Raw]]:
 
 
 def finish(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
-    """Make the copies of one source, chunk by chunk, and let the intent go.
+    """Update the copies of one source, chunk by chunk, and delete the intent.
 
-    A source that cannot be copied at all is set aside, and its intent goes too:
-    whoever brings it in again makes the copies.
+    A source that cannot be copied at all is quarantined, and its intent is
+    deleted too: a retry of the source updates the copies.
     """
     try:
         yield from _copy_all(graph, fan_out, intent)
@@ -66,7 +66,7 @@ def finish(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
 
 def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
-    # Of the source as it is now: whoever changes it again makes its copies.
+    # Of the source as it is now: a later change of it has its own intent.
     cards = yield from read_cards(fan_out.rule, [fan_out.key])
     differing: Raw = {}
     for card in cards.values():
@@ -74,7 +74,7 @@ def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
     while True:
         within: Raw = {} if last is None else {"$gt": last}
         if differing and _in_ranges(fan_out):
-            # Copies that are right already are passed over, without a transaction.
+            # Correct copies are passed over without a transaction.
             rows = yield from _copies(fan_out, within, differing)
             if not rows:
                 return
@@ -89,7 +89,7 @@ def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
 
 
 def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
-    """The id of the last document of the next chunk; None if the rest is less than a chunk."""
+    """Return the id of the last document of the next chunk; None if the rest is less than a chunk."""
     if not _in_ranges(fan_out):
         return None
     rows = yield from _copies(fan_out, within, {}, fan_out.rule.target.limits.fan_out_chunk - 1)
@@ -97,29 +97,29 @@ def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
 
 
 def _in_ranges(fan_out: FanOut) -> bool:
-    """Whether the targets can be cut into ranges; ids of several types cannot."""
+    """Whether the targets can be divided into ranges; ids of several types cannot."""
     return fan_out.rule.target.ids.shape.kind == "scalar"
 
 
 def _copies(fan_out: FanOut, within: Raw, more: Raw, skip: int = 0) -> Plan[list[Raw]]:
-    """The first target, after some of them, that holds a copy and meets these conditions."""
+    """Find the first target, after some of them, that holds a copy and meets these conditions."""
     target = fan_out.rule.target
     condition = {**fan_out.rule.targets_of([fan_out.key]), **more, **({"_id": within} if within else {})}
     return (yield from find(target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=skip, limit=1))
 
 
 def _copy_chunk(graph: Graph, fan_out: FanOut, within: Raw, upper: Any, number: int) -> Plan[None]:
-    """Copy to some targets; a document that cannot take the copy is set aside."""
+    """Update the copies in some targets; a target that cannot be written is quarantined."""
     rule = fan_out.rule
 
     def copy(within: Raw, upper: Any = None) -> Plan[None]:
         cards = yield from read_cards(rule, [fan_out.key], written=True)
         if not cards and rule.copied.keep:
             return
-        ledger = Changes()
+        changes = Changes()
         # Without a card the source was archived, and is not counted there.
-        yield from copy_to(rule, fan_out.key, cards.get(freeze(fan_out.key)), within, ledger)
-        yield from propagate(graph, ledger, copies_max=UNBOUNDED)
+        yield from copy_to(rule, fan_out.key, cards.get(freeze(fan_out.key)), within, changes)
+        yield from propagate(graph, changes, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(
                 COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
@@ -149,11 +149,11 @@ def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
 
 
 def recover(graph: Graph) -> Plan[int]:
-    """Finish the pending fan-outs; how many there were."""
+    """Finish the pending fan-outs. Returns the number of them."""
     done = 0
     rules = {rule.place.label: rule for entry in graph.entries.values() for rule in copies_in(entry)}
     for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):
-        # A rule that is not known here is another application's, which will see to it.
+        # A rule that is not known here is another application's, which finishes its own.
         rule = rules.get(intent["_id"]["rule"])
         if rule is not None:
             yield from finish(graph, FanOut(rule, intent["_id"]["key"]), intent)

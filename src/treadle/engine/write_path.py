@@ -31,7 +31,7 @@ from treadle.engine.derive import DerivedValues
 from treadle.engine.index_check import IndexCheck
 from treadle.engine.pages import by_ids
 from treadle.engine.propagate import UNBOUNDED, FanOut, propagate, record
-from treadle.engine.recompute import recompute
+from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import Contended, attempting, salvage
 from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
 from treadle.errors import PartlyDone, TreadleError, UsageError

@@ -153,7 +153,7 @@ class RollupRule(GroupRule):
         _check_identity(place, on)
 
     def check(self, graph: Models) -> None:
-        """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
+        """Refuse what a rollup's document cannot hold, because only Treadle makes it."""
         entry = self.target
         wrong = [rule for rule in copies_of(entry, None) if rule.on_delete != "keep"]
         wrong += [rule for rule in copies_in(entry) if rule.on_delete in ("clear", "cascade")]
@@ -286,7 +286,7 @@ def _check_identity(place: Place, key: Key) -> None:
 
 
 def _unfilled(codec: Codec[Any], prefix: str, maintained: Sequence[str]) -> Iterator[str]:
-    """The fields that a document must have and that nobody fills."""
+    """Yield the fields that a document must have and that no rule fills."""
     for field in codec.fields:
         path = prefix + field.stored
         if path == "_id" or path in maintained:

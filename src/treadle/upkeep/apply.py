@@ -18,7 +18,7 @@ from treadle.engine.copies import copy_to, read_cards, upgrade_targets
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.derive import DerivedValues
 from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
-from treadle.engine.recompute import recompute
+from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import attempting, divide, divides, salvage
 from treadle.engine.version_upgrade import upgrade_matching_upgraded
 from treadle.engine.write_path import commit_changes

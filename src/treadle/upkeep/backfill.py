@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from treadle.engine.groups import differing
 from treadle.engine.pages import projection_of
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
+from treadle.upkeep.groups import differing
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine_each
 

@@ -14,7 +14,6 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.engine.aggregation import Fold, folds_of
-from treadle.engine.groups import group_keys, key_stages
 from treadle.engine.lease import Lease
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
 from treadle.engine.version_upgrade import has_outdated
@@ -30,6 +29,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.keys import KEY, Key, distinct
 from treadle.upkeep.closed import Bounds, closed_match
+from treadle.upkeep.groups import group_keys, key_stages
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import GROUP_PAGE
 

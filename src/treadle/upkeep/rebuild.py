@@ -11,7 +11,6 @@ from typing import Any
 
 from treadle.engine import write_path
 from treadle.engine.derive import DerivedValues
-from treadle.engine.groups import differing, keys_found
 from treadle.engine.index_check import require_unique_indexes
 from treadle.engine.salvage import salvage
 from treadle.errors import UsageError
@@ -28,6 +27,7 @@ from treadle.query.keys import distinct, freeze
 from treadle.upkeep import fingerprints, position
 from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
 from treadle.upkeep.findings import is_of
+from treadle.upkeep.groups import differing, keys_found
 from treadle.upkeep.jobs import Job
 from treadle.upkeep.sweep import Sweep
 from treadle.upkeep.verify import examined, own, verify, within

@@ -14,7 +14,6 @@ from math import ceil
 from typing import Any
 
 from treadle.engine.derive import DerivedValues, derive
-from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
 from treadle.engine.pages import projection_of
 from treadle.engine.salvage import salvage
@@ -34,6 +33,7 @@ from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, plain, value_at
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
+from treadle.upkeep.groups import differing, examine_groups, orphan
 from treadle.upkeep.position import NAME as WORKER
 from treadle.upkeep.sweep import Sweep
 

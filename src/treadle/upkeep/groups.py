@@ -20,7 +20,7 @@ from treadle.query.keys import KEY, distinct, freeze
 
 
 def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
-    """The keys of groups that have sources and no document, or several documents.
+    """Return the keys of groups that have sources and no document, or several documents.
 
     Of groups with outdated sources all are listed. Documents without sources are found when they are read.
     """
@@ -39,24 +39,24 @@ def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
 
 
 def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
-    """Stages that leave the keys of groups, each once."""
+    """Return the stages that leave the keys of groups, each once."""
     return [*group.match.stages(), *only, {"$group": {"_id": f"${KEY}"}}]
 
 
 def group_keys(entry: ModelEntry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
-    """The ids of the rows that stages give for the sources of all groups."""
+    """Return the ids of the rows that stages give for the sources of all groups."""
     group = entry.rules.group
     reading = group.source.sources.group(group.condition, stages, reads=group.source_paths, outdated=outdated)
     return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 
 def described(entry: ModelEntry[Any], key: Sequence[Any]) -> Raw:
-    """A group's key, as a finding shows it."""
+    """Return a group's key, as a finding shows it."""
     return dict(zip(entry.rules.group.on.fields, key, strict=True))
 
 
 def examine_groups(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
-    """Groups without a document, and documents beyond the first of their group."""
+    """Find groups without a document, and documents beyond the first of their group."""
     group = entry.rules.group
     values = yield from aggregate_values([group], keys)
     documents = yield from find(
@@ -78,14 +78,14 @@ def examine_groups(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Fin
 
 
 def orphan(entry: ModelEntry[Any], document: Raw) -> Finding:
-    """The document of a group that has no sources."""
+    """Return the finding of a document whose group has no sources."""
     group = entry.rules.group
     path, key_fields = ", ".join(group.on.fields), described(entry, entry.key_of(document))
     return Finding(group.pattern, entry.model.__name__, document["_id"], path, key_fields, None)
 
 
 def keys_found(entry: ModelEntry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
-    """The groups that findings are about."""
+    """Return the keys of the groups that findings are about."""
     group = entry.rules.group
     keys: dict[Any, Any] = {}
     others = []
