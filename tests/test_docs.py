@@ -266,3 +266,14 @@ def test_every_page_is_reached_from_the_readme():
             if "://" not in target and target.partition("#")[0]:
                 pending.append((page.parent / target.partition("#")[0]).resolve())
     assert set() == {name(page) for page in PAGES} - {name(page) for page in seen if page.is_file()}
+
+
+def test_the_page_of_the_architecture_names_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = [
+        path.as_posix()
+        for folder in ("src", "tests", "docs", "tools", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    names = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert [] == sorted(name for name in names if not any(file.endswith(f"/{name}") for file in files))

@@ -58,7 +58,6 @@ class Node(Document, collection="nodes", links=Links("links"), revision="revisio
     revision: int = 0
 
 
-@pytest.mark.xfail(strict=True, reason="r05: a link made from the other end does not raise the revision")
 def test_a_stale_replacement_does_not_undo_a_link(database):
     store = started(database, Node)
     mine = store.insert(Node(id="math"))

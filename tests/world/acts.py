@@ -300,6 +300,9 @@ class Acts(Documents):
         if row is None:
             return None
         self.moved.add(hashable(row.id))
+        if self.world.mode != "stream":
+            # Treadle does not see that the reference is another one.
+            self.kept.setdefault(hashable(row.id), set()).add(row["name_then"])
         reference = self.world.raw_reference(self.pick(1, 2, 3))
         update = {"$set": {self.world.stored("item", "owner_id"): reference}}
         self.database["items"].update_one({"_id": row.raw["_id"]}, update)

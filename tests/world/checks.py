@@ -118,6 +118,7 @@ class Checks(Documents):
                         self.compare(when, "lines.name", f"{where} line {number}", expected, line.get("name"))
             self.check_snapshot(when, row, document, source)
         self.moved.clear()
+        self.kept.clear()
         self.names = {key: {row["name"]} for key, row in owners.items()}
 
     def check_snapshot(self, when: str, row: Row, document: Any, source: Row | None) -> None:
@@ -129,7 +130,7 @@ class Checks(Documents):
             self.compare(when, "name_then", f"Item {row.id}", was, taken)
         elif reference is None:
             self.compare(when, "name_then", f"Item {row.id}", None, taken)
-        elif taken not in (possible := {*self.names.get(reference, {None}), was}):
+        elif taken not in (possible := {*self.names.get(reference, {None}), *self.kept.get(key, ()), was}):
             self.fail("name_then", f"{when}: Item {row.id} is {taken!r}, expected one of {possible}")
         self.snapshots[key] = (reference, taken)
 

@@ -60,6 +60,8 @@ class Documents:
         # each owner had since then; None where it was missing.
         self.snapshots: dict[Any, tuple[Any, Any]] = {}
         self.moved: set[Any] = set()
+        # Snapshots that stay, since the last check, though another program changed the reference.
+        self.kept: dict[Any, set[Any]] = {}
         self.names: dict[Any, set[str | None]] = {}
 
     def settle(self) -> None:

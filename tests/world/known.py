@@ -145,10 +145,7 @@ def defect(name: str, features: str, *must: str, may: tuple[str, ...] = (), mode
     return Defect(name, frozenset(features.split()), must, may, chosen)
 
 
-DEFECTS: list[Defect] = [
-    # The last state of a deleted document stays open.
-    defect("q02", "item.history", "history", modes="schedule"),
-]
+DEFECTS: list[Defect] = []
 
 
 def allowed(world: World) -> dict[str, str]:

@@ -297,16 +297,24 @@ class CopiedFields(Aggregate):
 
     # -- snapshots, for the worker -------------------------------------------------------------------
 
-    def recall(self, before: Raw, cards: Raw | None, renewed: Collection[str] = ()) -> None:
+    def recall(
+        self,
+        before: Raw,
+        cards: Raw | None,
+        between: Sequence[Raw] = (),
+        renewed: Collection[str] = (),
+    ) -> None:
         """Leave in `before` the snapshots that are each reference's own.
 
-        `cards` are the fields with references and copies as they were before the write; `renewed` are paths,
-        with positions, of references that changed where the event does not tell what was before.
+        `cards` are the fields with references and copies as they were before several writes, and `between`
+        as they were between these; `renewed` are paths, with positions, of references that changed where the
+        event does not tell what was before.
         """
         # What was another reference's is taken out, and what a replacement dropped is put back. Told by the
         # snapshots alone, because synced fields may have followed the new reference already.
         held = self._held(() if cards is None else self._slots(cards))
         strangers = [self._snapshot_part(card) for copies in held.values() for card in copies]
+        passing = self._held(slot for each in between for slot in self._slots(each))
         unmatched = []
         for slot in list(self.on.slots(before, self.path)):
             holder = holder_of(before, slot.path)
@@ -320,12 +328,21 @@ class CopiedFields(Aggregate):
             elif self._is_filled(holder) and position is not None:
                 own.pop(position)
             else:
-                unmatched.append((holder, mine, own))
-        for holder, mine, own in unmatched:
+                unmatched.append((freeze(slot.key), holder, mine, own))
+        for key, holder, mine, own in unmatched:
             if not self._is_filled(holder):
                 self._put_back(holder, own)
-            elif any(same(mine, each) for each in strangers):
+            elif any(same(mine, each) for each in strangers) or self._is_anothers(mine, key, passing):
                 holder.pop(self.name)
+
+    def _is_anothers(self, mine: list[Any], key: Frozen, passing: Mapping[Frozen, Sequence[Any]]) -> bool:
+        """Whether a snapshot was taken of a source to which the target referred in passing."""
+        keys = {
+            other
+            for other, copies in passing.items()
+            if any(same(mine, self._snapshot_part(card)) for card in copies)
+        }
+        return bool(keys) and key not in keys
 
     def _put_back(self, holder: Raw, own: list[Any]) -> None:
         """Put back the copy that a replacement dropped, beside what a card holds of its own."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.engine.document_layout import DocumentLayout
+from treadle.engine.documents import stamping
 from treadle.engine.pages import by_ids
 from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError, UsageError
@@ -194,7 +195,9 @@ class LinksRule(RelatingRule):
             if come or left or key in joining:
                 # Really written, so that a deletion of it meets this commit.
                 update["$inc"] = {REVISION: 1}
-                operations.append(UpdateOne(by_id(document["_id"]), update))
+                # A link from the other end is a change: a replacement of what was read before conflicts.
+                changed = stamping(entry.kinds.of(document), update) if come or left else update
+                operations.append(UpdateOne(by_id(document["_id"]), changed))
                 keys.append(document["_id"])
         if not operations:
             return

@@ -102,7 +102,7 @@ class Targets:
             mark = marks.get(freeze(chosen.entry.key_of(document)), Mark(None))
             before = copy.deepcopy(document)
             for rule in keeping:
-                rule.copied.recall(before, mark.cards, mark.renewed)
+                rule.copied.recall(before, mark.cards, mark.between, mark.renewed)
             return before
 
         yield from recompute(

@@ -35,6 +35,8 @@ class Mark:
     # `renewed`, the paths with positions, where it changed and nobody sent what was before.
     cards: Raw | None = None
     renewed: frozenset[str] = frozenset()
+    # Such fields as they were between the events of one batch.
+    between: list[Raw] = field(default_factory=list)
     # The sources that were inserted, with their times; None if anything else happened to its sources.
     arrived: list[tuple[Any, Raw]] | None = field(default_factory=list)
 
@@ -46,8 +48,11 @@ class Mark:
             self.arrived = None
         elif later.arrived:
             self.arrived = [*self.arrived, *later.arrived]
-        # The earliest is what was there before all of them.
-        self.cards = later.cards if self.cards is None else self.cards
+        # The earliest is what was there before all of them; what came between is gone again.
+        if self.cards is None:
+            self.cards = later.cards
+        elif later.cards is not None:
+            self.between = [*self.between, later.cards]
 
 
 @dataclass(slots=True)
