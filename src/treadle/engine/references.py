@@ -38,7 +38,7 @@ def fill_copies(
     """
     lenient = lenient or look_only or guard_all
     for (source, match), own in _by_source(derivation(entry).copies if rules is None else rules).items():
-        keys = distinct(key for rule in own for _, raw in pairs for key in rule.keys(raw))
+        keys = _keys(own, pairs)
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in own))
         failed: Failed = []
         sources = yield from read_sources(source, keys, guarded, match.path, failed)
@@ -54,6 +54,11 @@ def _by_source(rules: Sequence[DerivedRule]) -> dict[tuple[ModelEntry[Any], Key]
     for rule in rules:
         by_source.setdefault((rule.source, rule.match), []).append(rule)
     return by_source
+
+
+def _keys(rules: Sequence[DerivedRule], pairs: Sequence[tuple[Raw | None, Raw]]) -> list[Any]:
+    """Return the keys of the sources to which the new documents refer."""
+    return distinct(key for rule in rules for _, raw in pairs for key in rule.keys(raw))
 
 
 def _fill(
@@ -146,19 +151,23 @@ def read_sources(
         return {}
     own = {to: {"$eq": keys[0]} if len(keys) == 1 else {"$in": list(keys)}}
     images = yield from _active_sources(source.targets, own, guarded, failed)
-    sources = {freeze(value_at(each.document, to)): each.document for each in images}
+    sources = _by_key(images, to)
     missing = [key for key in keys if freeze(key) not in sources]
     if not missing:
         return sources
     if source.sources.archive is not None:
         archive = source.sources.within(source.sources.archive)
         archived = yield from archive.find({to: {"$in": missing}}, failed=failed)
-        sources |= {freeze(value_at(each.document, to)): each.document for each in archived}
+        sources |= _by_key(archived, to)
         if guarded:
             yield from _bump(source.sources.archive, archived)
     if guarded:
         yield from guard(source.collection, missing)
     return sources
+
+
+def _by_key(images: Sequence[Image], to: str) -> dict[Any, Raw]:
+    return {freeze(value_at(each.document, to)): each.document for each in images}
 
 
 def _active_sources(scope: Scope, own: Raw, guarded: bool, failed: Failed | None) -> Plan[list[Image]]:

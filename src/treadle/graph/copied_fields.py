@@ -30,9 +30,9 @@ from treadle.query.paths import REFERRED, expression_of, has, overlap, put, top,
 
 
 class CopiedField(NamedTuple):
-    """One copied field: its stored name in the card (None for a single value) and in the source."""
+    """One copied field: its stored name in the card (empty for a single value) and in the source."""
 
-    card: str | None
+    card: str
     source: str
     snapshot: bool
 
@@ -58,7 +58,7 @@ class CopiedFields(Aggregate):
         self.fields = list(fields)
         self.synced = [each for each in fields if not each.snapshot]
         self.snapshots = [each for each in fields if each.snapshot]
-        self.is_card = fields[0].card is not None
+        self.is_card = bool(fields[0].card)
         self.on, self.by, self.keep, self.required = on, by, keep, required
         self.name = field.path.rpartition(".")[2]
         self.holds_reference = by.startswith(f"{self.name}.")
@@ -80,7 +80,7 @@ class CopiedFields(Aggregate):
     def _card_of(self, source: Raw) -> Any:
         if not self.is_card:
             return value_at(source, self.fields[0].source)
-        return _moved(source, [(each.source, each.card or "") for each in self.fields])
+        return _moved(source, [(each.source, each.card) for each in self.fields])
 
     def is_unchanged(self, before: Any, after: Any) -> bool:
         if not self.is_card or after is None:
@@ -88,7 +88,7 @@ class CopiedFields(Aggregate):
         return identical(self._synced_part(before), self._synced_part(after))
 
     def _synced_part(self, card: Raw) -> Raw:
-        return _moved(card, [(each.card or "", each.card or "") for each in self.synced])
+        return _moved(card, [(each.card, each.card) for each in self.synced])
 
     def empty(self) -> State:
         return {"copy": None}
@@ -179,7 +179,7 @@ class CopiedFields(Aggregate):
             return dict(card) if self.is_card else card
         merged: Raw = {}
         for each in self.fields:
-            origin, name = former if each.snapshot else card, each.card or ""
+            origin, name = former if each.snapshot else card, each.card
             if has(origin, name):
                 put(merged, name, value_at(origin, name))
         return merged
@@ -200,7 +200,7 @@ class CopiedFields(Aggregate):
         """Return a stored card without what is not copied, such as its reference."""
         if not self.is_card or not isinstance(card, dict):
             return card
-        names = {top(each.card or "") for each in self.fields}
+        names = {top(each.card) for each in self.fields}
         return {name: value for name, value in card.items() if name in names}
 
     def _set(self, holder: Raw, card: Any) -> None:
@@ -211,11 +211,10 @@ class CopiedFields(Aggregate):
         if not isinstance(own, dict):
             return
         for each in self.fields:
-            name = each.card or ""
-            if card is not None and has(card, name):
-                put(own, name, value_at(card, name))
+            if card is not None and has(card, each.card):
+                put(own, each.card, value_at(card, each.card))
             else:
-                own.pop(top(name), None)
+                own.pop(top(each.card), None)
 
     def keep_copies(self, before: Raw, document: Raw) -> None:
         """Put back the copies that a document had of the sources to which it still refers, in their order."""
@@ -268,7 +267,7 @@ class CopiedFields(Aggregate):
         # An empty card takes the snapshots of today, too.
         synced: Raw = {}
         for each in self.synced:
-            put(synced, each.card or "", value_at(card, each.card or ""))
+            put(synced, each.card, value_at(card, each.card))
         merged = {"$mergeObjects": [f"${self.path}", {"$literal": synced}]}
         is_card = {"$eq": [{"$type": f"${self.path}"}, "object"]}
         return [{"$set": {self.path: {"$cond": [is_card, merged, whole]}}}]
@@ -291,7 +290,7 @@ class CopiedFields(Aggregate):
 
     def _synced_values(self, path: str, card: Any) -> tuple[Raw, list[str]]:
         """Return what to set in a stored card, by path, and which paths the source no longer has."""
-        names = [each.card or "" for each in (self.fields if card is None else self.synced)]
+        names = [each.card for each in (self.fields if card is None else self.synced)]
         sets = {f"{path}.{name}": value_at(card, name) for name in names if has(card, name)}
         return sets, [f"{path}.{name}" for name in names if not has(card, name)]
 
@@ -352,13 +351,13 @@ class CopiedFields(Aggregate):
             holder[self.name] = {**former, **rest} if isinstance(rest, dict) else former
 
     def _snapshot_part(self, card: Any) -> list[Any]:
-        return [card if each.card is None else value_at(card, each.card) for each in self.snapshots]
+        return [value_at(card, each.card) for each in self.snapshots]
 
     def _is_filled(self, holder: Raw) -> bool:
         """Whether a copy was ever filled; a card that holds its reference is there before it is."""
         if not self.holds_reference:
             return self.name in holder
-        return any(has(holder.get(self.name), each.card or "") for each in self.fields)
+        return any(has(holder.get(self.name), each.card) for each in self.fields)
 
 
 def _present(one: Any, other: Any) -> Any:

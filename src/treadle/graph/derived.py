@@ -157,14 +157,17 @@ class DerivedRule(Rule):
         self.alternate_key = self.unique.path if self.unique.path not in ("", "_id") else None
         # No shard knows the values of such a field on other shards.
         self.across_shards = self.alternate_key is None
-        # What the declaration asks of its sources, and that they are of the source's own kinds.
-        self.where = self.condition
-        if not self.is_copy and self.source.targets.filter():
-            own = self.source.targets.filter()
-            self.where = {"$and": [own, self.where]} if self.where else dict(own)
+        self.where = self.condition if self.is_copy else self._own_sources()
         self.unit = tuple(unit)
         left = [array for array in self.match.arrays if array not in self.unit]
         self._unit_key = self.match._replace(arrays=tuple(left))
+
+    def _own_sources(self) -> Raw:
+        """Return what the declaration asks of its sources, and that they are of the source's own kinds."""
+        own = self.source.targets.filter()
+        if own and self.condition:
+            return {"$and": [own, self.condition]}
+        return dict(own) or self.condition
 
     @property
     def copied(self) -> CopiedFields:

@@ -88,7 +88,7 @@ class ExtendedReference(Pattern):
         if self.field is not None:
             path = resolve(source.codec, self.field, place.label, "embedded-field-missing")
             _check_types(place, source, place.field.shape, path, self.field)
-            return [CopiedField(None, path.stored, self.policy == "snapshot" or self.field in frozen)]
+            return [CopiedField("", path.stored, self.policy == "snapshot" or self.field in frozen)]
         model = model_of(place.field.shape)
         if model is None or place.field.shape.kind != "model":
             raise DeclarationError(

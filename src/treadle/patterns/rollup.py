@@ -179,38 +179,42 @@ def _parts(
             f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",
             code="rollup-keys",
         )
-    parts = []
-    for name, origin in keys.items():
-        if not isinstance(name, str) or not isinstance(origin, (str, _Windowed, Total)):
+    return [_part(place, source, name, origin) for name, origin in keys.items()]
+
+
+def _part(place: Place, source: ModelEntry[Any], name: Any, origin: Any) -> GroupField:
+    """Return one value that the sources of a group have in common."""
+    if not isinstance(name, str) or not isinstance(origin, (str, _Windowed, Total)):
+        raise DeclarationError(
+            f"{place.label} has keys={{{name!r}: {origin!r}}}; a key is a field of "
+            f"{source.model.__name__} by its name, or a window of one: Minute, Hour, Day, Week, Month, "
+            "Quarter or Year; or Total",
+            code="rollup-keys",
+        )
+    own = resolve(place.owner, name, place.label, "rollup-keys")
+    if isinstance(origin, Total):
+        if not isinstance(origin.name, str) or own.shape.python is not str or own.in_array:
             raise DeclarationError(
-                f"{place.label} has keys={{{name!r}: {origin!r}}}; a key is a field of "
-                f"{source.model.__name__} by its name, or a window of one: Minute, Hour, Day, Week, Month, "
-                "Quarter or Year; or Total",
+                f"{place.label} has a Total as its key {name!r}, which is a str that has a name",
                 code="rollup-keys",
             )
-        own = resolve(place.owner, name, place.label, "rollup-keys")
-        if isinstance(origin, Total):
-            if not isinstance(origin.name, str) or own.shape.python is not str or own.in_array:
-                raise DeclarationError(
-                    f"{place.label} has a Total as its key {name!r}, which is a str that has a name",
-                    code="rollup-keys",
-                )
-            # An id is what each source has, and what never changes.
-            parts.append(GroupField(own.stored, "_id", constant=origin.name))
-            continue
-        path = origin if isinstance(origin, str) else origin.field
-        other = resolve(source.codec, path, place.label, "source-field-missing")
-        for each, of in ((own, place.entry), (other, source)):
-            if each.in_array:
-                raise DeclarationError(
-                    f"{place.label} has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
-                    "a document belongs to one group only",
-                    code="rollup-keys",
-                )
-        window = None if isinstance(origin, str) else _window(place, name, origin)
-        _check_type(place, name, own.shape, other.shape, path, window)
-        parts.append(GroupField(own.stored, other.stored, window, own.shape.optional))
-    return parts
+        # An id is what each source has, and what never changes.
+        return GroupField(own.stored, "_id", constant=origin.name)
+    path = origin if isinstance(origin, str) else origin.field
+    other = resolve(source.codec, path, place.label, "source-field-missing")
+    for each, of in ((own, place.entry), (other, source)):
+        if each.in_array:
+            raise DeclarationError(
+                f"{place.label} has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
+                "a document belongs to one group only",
+                code="rollup-keys",
+            )
+    window = None if isinstance(origin, str) else _window(place, name, origin)
+    if window is None:
+        _check_type(place, name, own.shape, other.shape, path)
+    else:
+        _check_window(place, name, own.shape, other.shape, path, window)
+    return GroupField(own.stored, other.stored, window, own.shape.optional)
 
 
 # Sizes that a larger unit is made of, so that each hour and each day begins with a window.
@@ -233,29 +237,34 @@ def _window(place: Place, name: str, declared: _Windowed) -> Window:
     return Window(declared.unit, declared.timezone, size)
 
 
-def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window | None) -> None:
-    if window is not None:
-        if not is_timezone(window.timezone):
+# What a declared type says too little of to compare it.
+_VAGUE = frozenset({"any", "union", "custom"})
+
+
+def _check_window(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window) -> None:
+    if not is_timezone(window.timezone):
+        raise DeclarationError(
+            f"{place.label} has the unknown time zone {window.timezone!r} in its key {name!r}; "
+            "write one such as 'Europe/Berlin'",
+            code="rollup-keys",
+        )
+    for shape, where in ((own, f"{place.label}.{name}"), (other, path)):
+        if shape.kind not in _VAGUE and shape.python not in (dt.datetime, dt.date):
             raise DeclarationError(
-                f"{place.label} has the unknown time zone {window.timezone!r} in its key {name!r}; "
-                "write one such as 'Europe/Berlin'",
+                f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
                 code="rollup-keys",
             )
-        for shape, where in ((own, f"{place.label}.{name}"), (other, path)):
-            if shape.kind not in ("any", "union", "custom") and shape.python not in (dt.datetime, dt.date):
-                raise DeclarationError(
-                    f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
-                    code="rollup-keys",
-                )
-        if own.python is dt.date and (window.length < _DAY or not window.utc):
-            raise DeclarationError(
-                f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
-                "declare a datetime",
-                code="rollup-keys",
-            )
-        return
+    if own.python is dt.date and (window.length < _DAY or not window.utc):
+        raise DeclarationError(
+            f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
+            "declare a datetime",
+            code="rollup-keys",
+        )
+
+
+def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str) -> None:
     same_kind = own.kind == other.kind and own.python is other.python
-    if not same_kind and not {own.kind, other.kind} & {"any", "union", "custom"}:
+    if not same_kind and not {own.kind, other.kind} & _VAGUE:
         raise DeclarationError(
             f"{place.label}.{name} is a {own.name}, but the source's {path!r} is a {other.name}; "
             "declare the same type",

@@ -101,8 +101,7 @@ def patterns_of(models: Iterable[type[Document]]) -> Patterns:
 def _pattern(rule: Any) -> Any:
     if isinstance(rule, DerivedRule) and rule.is_copy and not rule.place.in_array:
         paths = {
-            each.source: rule.path if each.card is None else f"{rule.path}.{each.card}"
-            for each in rule.copied.fields
+            each.source: f"{rule.path}.{each.card}" if each.card else rule.path for each in rule.copied.fields
         }
         ends = (rule.target.collection, rule.path, rule.on.path, rule.source.collection)
         return Card(*ends, paths, rule.match.path)
