@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle import upkeep
 from treadle.engine.document_layout import layout_of
 from treadle.engine.indexes import check_sharded
-from treadle.engine.lease import let_go
+from treadle.engine.lease import release_all
 from treadle.engine.write_path import WritePath
 from treadle.errors import TreadleError
 from treadle.graph.graph import Graph
@@ -196,7 +196,7 @@ class AsyncWriter:
             except BaseException:
                 # Ctrl-C and a cancelled task too. If it fails, the lease runs out by itself.
                 with contextlib.suppress(PyMongoError):
-                    await self.runner.run(let_go(owner))
+                    await self.runner.run(release_all(owner))
                 raise
 
     async def _capabilities(self) -> Capabilities:
