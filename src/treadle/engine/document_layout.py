@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from treadle.engine import bulk, crud, places, reads, upserts
+from treadle.engine import bulk, crud, reads, upserts
 from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
 from treadle.engine.documents import dump
 from treadle.engine.inserts import Insert, insert_unordered
@@ -20,12 +20,13 @@ from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import ChangeKind, Replace, Restore, former
 from treadle.engine.updates import ChangeFields, Update, UpdateMany
 from treadle.engine.write_path import WritePath
-from treadle.errors import BulkFailed, DataError, Failure, UsageError
+from treadle.errors import BulkFailed, Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.layout import Layout
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
+from treadle.graph.query import Query
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import Write
 from treadle.model.document import Document
@@ -92,8 +93,7 @@ class DocumentLayout(Layout[D]):
         if self._is_divided:
             # An upgrade changes what tells the model's documents from others.
             return self.first(self.id_filter(identity), None, card)
-        get = crud.get if self.entry.everything.archive is None else places.get
-        return get(self.entry, identity, card)
+        return crud.get(self.entry, identity, card)
 
     def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
         if self.entry.everything.archive is None and not self._is_divided:
@@ -106,35 +106,17 @@ class DocumentLayout(Layout[D]):
     def exists(self, filter: Any) -> Plan[bool]:
         return reads.exists(self.entry, filter)
 
-    def reader(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        deleted: bool = False,
-        noted: list[DataError] | None = None,
-    ) -> DocumentReader[Any]:
-        if deleted:
+    def reader(self, query: Query) -> DocumentReader[Any]:
+        if query.deleted:
             require_soft_delete(self.entry, "find(…, deleted=True)")
-        command = crud.find_command(self.entry, filter, sort, skip, limit, card, deleted=deleted)
-        return DocumentReader(self.entry, command, filter, card, noted)
+        return DocumentReader(self.entry, crud.find_command(self.entry, query), query)
 
-    def everywhere(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        noted: list[DataError] | None = None,
-    ) -> places.BothReader:
-        return places.BothReader(self.entry, filter, sort, skip, limit, card, noted)
+    def archive_reader(self, query: Query) -> reads.ArchiveReader:
+        return reads.ArchiveReader(self.entry, query)
 
     def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> DocumentReader[Any]:
-        command = crud.search_command(self.entry, text, filter, limit, card)
-        return DocumentReader(self.entry, command, filter, card)
+        query = Query(filter, limit=limit, card=card)
+        return DocumentReader(self.entry, crud.search_command(self.entry, text, query), query)
 
     def page(
         self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None

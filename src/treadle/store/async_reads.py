@@ -12,6 +12,7 @@ from treadle.errors import DataError, NotFound
 from treadle.graph.card import card_of
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
+from treadle.graph.query import Query
 from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.filters import Sort
@@ -181,13 +182,13 @@ class AsyncReads(AsyncWriter):
         with `invalid="skip"` it is passed over, and `invalid` of the results
         lists the errors.
         """
-        noted, card = common.noting(invalid), self._card(model, into)
+        errors, card = common.noting(invalid), self._card(model, into)
+        query = Query(filter, sort, skip, limit, card, deleted, errors)
         # What is deleted softly is never archived.
         if archived and not deleted:
-            both = self._calls(model).everywhere(filter, sort, skip, limit, card, noted)
-            return AsyncResults(read_both(both, self, self._within(session)), noted)
-        reader = self._calls(model).reader(filter, sort, skip, limit, card, deleted, noted)
-        return self._results(reader, session, noted)
+            both = self._calls(model).archive_reader(query)
+            return AsyncResults(read_both(both, self, self._within(session)), errors)
+        return self._results(self._calls(model).reader(query), session, errors)
 
     @overload
     def search(
