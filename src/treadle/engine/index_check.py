@@ -67,7 +67,7 @@ class IndexCheck:
                 yield from outside(functools.partial(self._look, entry))
 
     def clear(self) -> None:
-        """Look no more: `setup()` has just made what is declared."""
+        """Stop looking: `setup()` has just made what is declared."""
         self.pending.clear()
 
     def _look(self, entry: ModelEntry[Any]) -> Plan[None]:
@@ -101,7 +101,7 @@ def require_unique_indexes(entry: ModelEntry[Any], writing: ModelEntry[Any] | No
 
 
 def unique_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
-    """The unique indexes that the models of a collection declare."""
+    """Return the unique indexes that the models of a collection declare."""
     return [index for index in declared_indexes(entry) if index.document.get("unique")]
 
 
@@ -128,7 +128,7 @@ def _is_ensured(declared: Mapping[str, Any], present: Sequence[Raw]) -> bool:
 
 
 def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
-    """The entries, one per collection, whose unique indexes keep a write of a model right.
+    """Return the entries, one per collection, whose unique indexes a write of a model relies on.
 
     Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
     """
@@ -140,7 +140,7 @@ def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
 
 
 def _missing(graph: Graph) -> Plan[list[Action]]:
-    """The collections and indexes that `setup()` would make, by a few quick reads."""
+    """Return the collections and indexes that `setup()` would make, by a few quick reads."""
     existing, actions = (yield from existing_collections()), list[Action]()
     for entry in graph.by_collection.values():
         if entry.layout is not None:
@@ -172,7 +172,7 @@ def _warn(actions: Sequence[Action]) -> None:
 
 
 def _stack_level() -> int:
-    """How far up the stack the code is that called this library, as `warnings.warn` counts for its caller."""
+    """Return how far up the stack the caller of this library is, as `warnings.warn` counts."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("treadle."):
         level, frame = level + 1, frame.f_back

@@ -159,14 +159,14 @@ class Graph:
                 )
 
     def entry(self, model: type[D]) -> ModelEntry[D]:
-        """The entry of a model that was given to the Store."""
+        """Return the entry of a model that was given to the Store."""
         try:
             return self.entries[model]
         except (KeyError, TypeError):
             raise self.not_a_model(model) from None
 
     def not_a_model(self, given: Any) -> UsageError:
-        """What to say to a caller who names no model of this Store."""
+        """Return the error for a value that is no model of this Store."""
         known = ", ".join(sorted(each.__name__ for each in self.entries)) or "none"
         if isinstance(given, type) and issubclass(given, Document):
             what = f"{given.__name__} is not among the models of this Store ({known}); add it to models="
@@ -177,7 +177,7 @@ class Graph:
         return UsageError(what, code="model-unknown")
 
     def not_a_document(self, given: Any) -> UsageError:
-        """What to say to a caller who passes no document of this Store."""
+        """Return the error for a value that is no document of this Store."""
         if isinstance(given, Document):
             return self.not_a_model(type(given))
         if isinstance(given, type):
@@ -195,14 +195,14 @@ class Graph:
         )
 
     def chosen(self, models: Iterable[type[Document]]) -> list[ModelEntry[Any]]:
-        """The entries of these models; of all, if none is named."""
+        """Return the entries of these models and their kinds; of all, if none is named."""
         chosen = [each for model in models for each in [self.entry(model), *self.entry(model).kinds.below]]
         return list(dict.fromkeys(chosen)) or list(self.entries.values())
 
-    # -- for the patterns' bind() -----------------------------------------------------
+    # -- for `bind` of patterns ----------------------------------------------------------------------
 
     def resolve(self, source: Any, where: str) -> ModelEntry[Any]:
-        """The source of a declaration, which may be a class or a name."""
+        """Return the source of a declaration, which may be a class or a name."""
         if isinstance(source, str):
             for entry in self.entries.values():
                 if entry.model.__name__ == source:
@@ -222,7 +222,7 @@ class Graph:
         return self.entries[source]
 
     def add_side(self, model: type[Document], where: str) -> ModelEntry[Any]:
-        """The entry of a collection that a pattern keeps beside those of the models."""
+        """Return the entry of a collection that a pattern keeps beside those of the models."""
         entry: ModelEntry[Any] = ModelEntry(model, self.limits)
         if entry.collection in self.by_collection or entry.collection in self.sides:
             raise DeclarationError(
@@ -287,7 +287,7 @@ class Graph:
                 )
 
     def check_server(self, server: Capabilities) -> Capabilities:
-        """The server's capabilities, if every declaration can be kept with them."""
+        """Refuse declarations for which the server lacks something; returns its capabilities."""
         if not server.retryable_writes and not server.standalone:
             raise UsageError(
                 "this server refuses retryable writes, without which a write may be done twice after a lost "
@@ -311,7 +311,7 @@ class Graph:
 
 
 def graph_of(rule: Rule) -> Graph:
-    """The graph in which a rule is bound."""
+    """Return the graph in which a rule is bound."""
     assert isinstance(rule.models, Graph)
     return rule.models
 

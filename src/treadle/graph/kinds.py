@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 def root_of(model: type[Document]) -> type[Document] | None:
-    """The topmost class of a model's family; None for a model without a discriminator."""
+    """Return the topmost class of a model's family; None for a model without a discriminator."""
     settings = model.__treadle__
     if settings.discriminator is None:
         return None
@@ -173,7 +173,7 @@ def set_scopes(entry: ModelEntry[Any]) -> None:
 
 
 def add_to_scopes(rule: Rule) -> None:
-    """Let a rule contribute to the scopes of its model and its kinds."""
+    """Add the further collections of a rule to the scopes of its model and the related ones."""
     for collection, roles in rule.scope().collections.items():
         for entry in rule.target.kinds.related:
             for role in roles:
@@ -245,7 +245,7 @@ def _union(lists: Iterable[Iterable[R]]) -> list[R]:
 
 
 def _scoped_formula(rule: Rule, expression: Any) -> Raw:
-    """The `$set` of a formula; in documents of other kinds it changes nothing."""
+    """Return the `$set` of a formula; in documents of other kinds it changes nothing."""
     target = rule.target
     if not target.kinds.stored or target.kinds.family is None:
         return {rule.path: expression}
@@ -261,7 +261,7 @@ def _scoped_formula(rule: Rule, expression: Any) -> Raw:
 
 
 def build_formula_stages(target: ModelEntry[Any]) -> list[Raw]:
-    """The update stages that evaluate a model's formulas and its relatives', those that read others last."""
+    """Return the update stages that evaluate the formulas of a model and the related ones, level by level."""
     if target.kinds.family is not None:
         # Each for itself: formulas of several kinds may set the same field.
         formulas = dict.fromkeys(
