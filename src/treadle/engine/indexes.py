@@ -162,8 +162,12 @@ def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
     indexes = [index for each in members for index in (*_of_fields(each), *_of_class(each))]
     indexes += [*_text_index(members), *_of_rules(entry)]
     keys = {tuple(dict(index.document["key"])) for index in indexes if _is_unique(index)}
-    alternate = ((each, path) for each in members for path in each.paths.alternate_keys)
-    return [*indexes, *(_of_alternate_key(each, path) for each, path in alternate if (path,) not in keys)]
+    for each in members:
+        # The index of a class holds its kinds too.
+        above = {path for other in each.kinds.above for path in other.paths.alternate_keys}
+        own = [path for path in each.paths.alternate_keys if (path,) not in keys and path not in above]
+        indexes += [_of_alternate_key(each, path) for path in own]
+    return indexes
 
 
 def _of_fields(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
@@ -237,9 +241,10 @@ def _of_alternate_key(entry: ModelEntry[Any], path: str) -> IndexModel:
     shape = entry.paths.alternate_keys[path].shape
     has_value: Raw = {path: {"$type": stored_types(shape)}} if shape.optional else {}
     condition = _unique_condition(entry, path, has_value)
-    return IndexModel(
-        [(path, 1)], unique=True, **({"partialFilterExpression": condition} if condition else {})
-    )
+    options: Raw = {"partialFilterExpression": condition} if condition else {}
+    if entry.kinds.above:
+        options["name"] = f"{path}_1_{entry.kinds.kind or entry.model.__name__}"
+    return IndexModel([(path, 1)], unique=True, **options)
 
 
 def field_index(entry: ModelEntry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
