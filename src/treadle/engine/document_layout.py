@@ -12,13 +12,14 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from treadle.engine import bulk, crud, reads, upserts
+from treadle.engine import bulk, crud, reads
 from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
 from treadle.engine.documents import dump
 from treadle.engine.inserts import Insert, insert_unordered
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import ChangeKind, Replace, Restore, former
 from treadle.engine.updates import ChangeFields, Update, UpdateMany
+from treadle.engine.upserts import Upsert
 from treadle.engine.write_path import WritePath
 from treadle.errors import BulkFailed, Failure, UsageError
 from treadle.graph import operations
@@ -225,9 +226,9 @@ class DocumentLayout(Layout[D]):
         return self._write(partial(Update, self.entry, id_or_filter, update, sort, returns, array_filters))
 
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
-        return self._encoded(upserts.upsert(self.write_path, self._upsert(filter, update, insert)))
+        return self._encoded(self.write_path.execute(self._upsert(filter, update, insert)))
 
-    def _upsert(self, filter: Any, update: Any, insert: D) -> upserts.Upsert[D]:
+    def _upsert(self, filter: Any, update: Any, insert: D) -> Upsert[D]:
         if not isinstance(insert, self.entry.model):
             raise UsageError(
                 f"insert= takes the {self.entry.model.__name__} to store where there is none, not "
@@ -235,7 +236,7 @@ class DocumentLayout(Layout[D]):
                 code="model-unknown",
             )
         inserted: ModelEntry[D] = self.write_path.graph.entry(type(insert))
-        return upserts.Upsert(self.entry, inserted, filter, update, insert)
+        return Upsert(self.entry, inserted, filter, update, insert)
 
     def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
         changed = yield from self._write(lambda: ChangeFields(self.entry, document, fields))

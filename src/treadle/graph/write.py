@@ -67,6 +67,8 @@ class Write(Generic[R]):
     entry: ModelEntry
     # The documents that it is about, where it updates, replaces or deletes.
     filter: Raw
+    # Whether a duplicate key may be the document of a concurrent write, so that it is tried again.
+    races = False
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
 
