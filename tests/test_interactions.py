@@ -13,13 +13,16 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Json, PlainSerializer, PlainValidator
 
 from treadle import (
+    AncestorArray,
     Archive,
     Average,
     Bucket,
     Conflict,
+    Count,
     Document,
     ExtendedReference,
     Formula,
+    History,
     Links,
     Store,
     Subset,
@@ -256,3 +259,50 @@ def test_the_worker_follows_the_raw_return_of_a_source(database):
     database["sellers"].update_one({"_id": 7}, {"$set": {"deleted_at": None}})
     store.worker().run_until_idle()
     assert "Ada" == store.get(Offer, 1).seller
+
+
+class Unit(Document, collection="units", history=History(), tree=AncestorArray("parent_id", "ancestors")):
+    id: int
+    name: str
+    parent_id: int | None = None
+    ancestors: list[int] = []
+
+
+def test_a_revert_leaves_the_place_in_a_tree(database):
+    store = started(database, Unit)
+    store.insert_many([Unit(id=1, name="root"), Unit(id=2, name="old"), Unit(id=3, name="other")])
+    store.tree(Unit).move(2, 1)
+    store.update(Unit, 2, {"$set": {"name": "new"}})
+    reverted = store.revert(Unit, 2, 1)
+    assert ("old", 1, [1]) == (reverted.name, reverted.parent_id, reverted.ancestors)
+    assert [] == store.verify()
+
+
+class Vehicle(Document, collection="vehicles", discriminator="type"):
+    id: int
+    plate: str
+    trips: Annotated[int, Count("Trip", by="plate", to="plate")] = 0
+
+
+class Truck(Vehicle, kind="truck"):
+    loads: Annotated[int, Count("Load", by="plate", to="plate")] = 0
+
+
+class Trip(Document, collection="trips"):
+    id: int
+    plate: str
+
+
+class Load(Document, collection="loads"):
+    id: int
+    plate: str
+
+
+def test_an_alternate_key_of_a_class_and_of_its_kind_takes_one_index(database):
+    store = started(database, Vehicle, Truck, Trip, Load)
+    assert {"_id_", "plate_1"} == set(database["vehicles"].index_information())
+    store.insert(Truck(id=1, plate="B 1"))
+    store.insert(Trip(id=1, plate="B 1"))
+    store.insert(Load(id=1, plate="B 1"))
+    truck = store.require(Truck, 1)
+    assert (1, 1) == (truck.trips, truck.loads)

@@ -515,10 +515,10 @@ def story_of_a_fast_clock(database: Any) -> None:
     """The holder has its lease for another minute, whatever the clock of another client says."""
     store = Store(database, [Visit, Site])
     real, take = time.time, store.runner.run
-    assert 1 == take(lease.attempt("one", "holder", 60.0, lambda owner: False))
+    assert take(lease.Lease("one", 60.0, "holder", lambda owner: False).take())
     try:
         time.time = lambda: real() + 3600.0
-        assert take(lease.attempt("one", "other", 60.0, lambda owner: False)) is None
+        assert not take(lease.Lease("one", 60.0, "other", lambda owner: False).take())
     finally:
         time.time = real
 
@@ -592,17 +592,17 @@ def nothing_is_fenced(patch: Patch) -> None:
 
 
 def leases_go_by_the_clients_clock(patch: Patch) -> None:
-    def attempt(name: str, owner: str, seconds: float, is_dead: Any, session: Any = None) -> Any:
+    def take(self: lease.Lease) -> Any:
         now = dt.datetime.fromtimestamp(time.time(), dt.UTC)
-        until = {"until": now + dt.timedelta(seconds=seconds), "owner": owner}
+        until = {"until": now + dt.timedelta(seconds=self.seconds), "owner": self.owner}
         absent = {"$setOnInsert": {"n": 0, "until": now}}
-        yield from update_one(lease.COLLECTION, {"_id": name}, absent, upsert=True)
+        yield from update_one(lease.COLLECTION, {"_id": self.name}, absent, upsert=True)
         taken = yield from find_one_and_update(
-            lease.COLLECTION, {"_id": name, "until": {"$lte": now}}, {"$set": until, "$inc": {"n": 1}}
+            lease.COLLECTION, {"_id": self.name, "until": {"$lte": now}}, {"$set": until, "$inc": {"n": 1}}
         )
         return None if taken is None else taken["n"]
 
-    patch.setattr(lease, "attempt", attempt)
+    patch.setattr(lease.Lease, "_take", take)
 
 
 def the_stream_begins_after_the_scan(patch: Patch) -> None:

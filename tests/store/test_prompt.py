@@ -96,10 +96,8 @@ def stores(database: Any) -> list[Store]:
     for store in (quick, slow):
         store.insert(Described())
         store.get(Described, KEY)
-    assert quick._free_to_read
-    assert quick._free_to_write
-    assert not slow._free_to_read
-    assert not slow._free_to_write
+    assert quick._may_share(None)
+    assert not slow._may_share(None)
     return [quick, slow]
 
 

@@ -1,4 +1,7 @@
-"""require, get_many, exists, distinct, into=, aggregate: reads beyond get and find."""
+"""require, get_many, exists, distinct, into=, aggregate: reads beyond get and find.
+
+Covers: graph/query
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ from tests.upkeep.marketplace import (
     working,
 )
 from treadle import DataError, Limits, Store
-from treadle.engine import lease
-from treadle.engine.lease import LeaseLost
+from treadle.engine.lease import Lease, LeaseLost
 from treadle.plan import Plan, Wait
 from treadle.server import local as server
 from treadle.store.blocking.runner import Runner
@@ -392,10 +391,9 @@ def test_lost_history_is_made_good_by_looking_at_everything(forgetful, kind, cap
 
 def test_a_lease_is_taken_again_by_the_worker_whose_reply_was_lost(run, database):
     """It does not wait for itself."""
-    first = run(lease.attempt("worker", "me", 60.0, lambda owner: False))
-    second = run(lease.attempt("worker", "me", 60.0, lambda owner: False))
-    other = run(lease.attempt("worker", "you", 60.0, lambda owner: False))
-    assert (1, 2, None) == (first, second, other)
+    leases = [Lease("worker", 60.0, owner, lambda owner: False) for owner in ("me", "me", "you")]
+    assert [True, True, False] == [run(each.take()) for each in leases]
+    assert [1, 2, None] == [each.token for each in leases]
 
 
 def test_a_lease_is_taken_from_a_worker_of_the_same_process_without_a_wait(database, server):
@@ -418,6 +416,6 @@ def test_a_lease_is_taken_from_a_worker_of_the_same_process_without_a_wait(datab
             former = session.session_id["id"]
         for owner, seconds in (("me", 0.0), ("you", 60.0)):
             mine = former if owner == "me" else None
-            taking = lease.attempt("worker", owner, seconds, lambda owner: False, mine)
-            assert runner.run(noting(taking))
+            taken = Lease("worker", seconds, owner, lambda owner: False, mine)
+            assert runner.run(noting(taken.take()))
     assert [] == waits

@@ -408,6 +408,8 @@ class Acts(Documents):
         else:
             self.archive(side)
         self.settle()
+        # A snapshot may be taken now, of nothing.
+        self.note_names()
         if side == "owner":
             reference = row["code"] if self.world.has("owner", "alternate_key") else self.key("owner", row)
             self.store.insert(self.new_item(owner_id=reference, points=7))
@@ -447,7 +449,9 @@ class Acts(Documents):
         if side == "item":
             self.moved.add(hashable(row.id))
         states = list(self.store.history(self.model(side), self.key(side, row)))
-        if not states:
+        ids = {hashable(each.id) for each in self.oracle.rows(side) if each.live}
+        if not states or not {hashable(each) for each in getattr(states[-1].document, "links", [])} <= ids:
+            # A state that links to a document which is gone is refused.
             return None
         self.store.revert(self.model(side), self.key(side, row), states[-1].revision)
         return f"{row.id} to {states[-1].revision} of {len(states)}"

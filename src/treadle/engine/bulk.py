@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from treadle.engine.inserts import Insert
 from treadle.engine.propagate import record
 from treadle.engine.salvage import divide
-from treadle.engine.upserts import UPSERT_ATTEMPTS_MAX, Upsert
+from treadle.engine.upserts import Upsert
 from treadle.engine.write_path import WritePath, merge, split
 from treadle.errors import BulkFailed, DataError, Failure, TreadleError, UsageError
 from treadle.graph import operations
@@ -25,7 +25,7 @@ from treadle.graph.operations import Bulk, Operation, Upserted
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import ChunkedWrite, Write
 from treadle.plan import Plan, find, is_inside, server_facts
-from treadle.plan.server_errors import DuplicateKey, message_of
+from treadle.plan.server_errors import message_of
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -95,6 +95,7 @@ class Chunk(Write[list[Any]]):
         self._graph = graph
         self._writes = list(writes)
         self.entry = self._writes[0].entry
+        self.races = any(write.races for write in writes)
 
     @property
     def parts(self) -> list[Write[Any]]:
@@ -197,23 +198,12 @@ class BulkWrite:
         """Perform operations in one commit. Returns the position of one that cannot share it."""
         writes = [part.write for part in parts if part.write is not None]
         try:
-            outcomes = yield from self._execute(Chunk(self.write_path.graph, writes))
+            outcomes = yield from self.write_path.execute(Chunk(self.write_path.graph, writes), alone=True)
         except _Separate as error:
             return writes.index(error.write)
         for part, outcome in zip(parts, outcomes, strict=True):
             self._count(part, outcome)
         return None
-
-    def _execute(self, write: Chunk) -> Plan[list[Any]]:
-        races = any(isinstance(part, Upsert) for part in write.parts)
-        for _ in range(UPSERT_ATTEMPTS_MAX if races else 0):
-            try:
-                return (yield from self.write_path.execute(write, alone=True))
-            except DuplicateKey:
-                # A concurrent upsert may have made the document; if not, the last attempt says so.
-                if (yield from is_inside()):
-                    raise
-        return (yield from self.write_path.execute(write, alone=True))
 
     def _count(self, part: Part, outcome: Any) -> None:
         counts = part.counts

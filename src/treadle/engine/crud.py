@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,8 +18,9 @@ from treadle.engine.version_upgrade import read_current
 from treadle.errors import UsageError
 from treadle.graph.card import Card
 from treadle.graph.model_entry import ModelEntry
+from treadle.graph.query import Query, ReadAs
+from treadle.graph.scope import Scope
 from treadle.model.document import Document
-from treadle.model.text import quote
 from treadle.plan import (
     NO_OPTIONS,
     Call,
@@ -43,15 +44,27 @@ NAMING = frozenset({ObjectId, str, int, UUID})
 
 
 def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
-    """The document with this id, or None."""
+    """The document with this id, archived or not, or None."""
     key = entry.ids.encode(identity)
     chosen: tuple[Any, ...] = (entry.filter_for_id(key),)
     if card is not None:
         chosen = (*chosen, card.projection)
-    raw = yield Call(entry.collection, "find_one", chosen, NO_OPTIONS, writes=False, ids=(key,))
-    if raw is not None and (entry.versions.needs_server or card is not None):
-        (raw,) = yield from shown(entry, [raw], card)
-    return None if raw is None else loader(entry, card)(raw)
+    for collection in _looks(entry.everything):
+        raw = yield Call(collection, "find_one", chosen, NO_OPTIONS, writes=False, ids=(key,))
+        if raw is not None:
+            if entry.versions.needs_server or card is not None:
+                (raw,) = yield from shown(entry, [raw], card)
+            return None if raw is None else Query(card=card).loader(entry.codec)(raw)
+    return None
+
+
+def _looks(scope: Scope) -> Sequence[str]:
+    """The collections to look into for one document, in order."""
+    if scope.archive is None:
+        return scope.collections
+    # It may move between two looks, and move back during the second.
+    live, archive = scope.collections
+    return live, archive, live, archive, live
 
 
 def find_first(
@@ -73,7 +86,7 @@ def find_first(
     if raw is None:
         return None
     (raw,) = yield from shown(entry, [raw], card)
-    return None if raw is None else loader(entry, card)(raw)
+    return None if raw is None else Query(card=card).loader(entry.codec)(raw)
 
 
 def named(entry: ModelEntry[Any], filter: Raw) -> list[Any]:
@@ -82,12 +95,7 @@ def named(entry: ModelEntry[Any], filter: Raw) -> list[Any]:
     return [key] if type(key) in NAMING and filter == entry.filter_for_id(key) else []
 
 
-def loader(entry: ModelEntry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
-    """What makes of a document what the caller asked for."""
-    return entry.codec.load if card is None else card.load
-
-
-def shown(entry: ModelEntry[Any], raws: list[Raw], card: Card[Any] | None) -> Plan[list[Raw | None]]:
+def shown(entry: ModelEntry[Any], raws: list[Raw], card: ReadAs | None) -> Plan[list[Raw | None]]:
     """Documents as the current version has them; None for one that was deleted meanwhile."""
     if not entry.versions.is_versioned:
         return list(raws)
@@ -103,32 +111,13 @@ def shown(entry: ModelEntry[Any], raws: list[Raw], card: Card[Any] | None) -> Pl
     return [converted.get(freeze(raw["_id"])) if entry.versions.is_outdated(raw) else raw for raw in raws]
 
 
-def check_window(skip: Any, limit: Any) -> None:
-    """Refuse a part of the results that is none."""
-    for name, value, least in (("skip", skip, 0), ("limit", limit, 1)):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (whole and least <= value < 2**63):
-            # Of a limit of 0 the server makes none at all.
-            raise UsageError(
-                f"{name}={quote(value)} is not a whole number from {least}", code="filter-invalid"
-            )
-
-
-def find_command(
-    entry: ModelEntry[Any],
-    filter: Any,
-    sort: Sort | None,
-    skip: int,
-    limit: int | None,
-    card: Card[Any] | None = None,
-    *,
-    deleted: bool = False,
-) -> Read:
-    """The command whose cursor streams the matching documents, or the deleted ones."""
-    check_window(skip, limit)
-    keys = sort_keys(sort, entry.paths.fields)
-    cleaned = parse_filter(entry.paths.fields, filter, entry.deleted.filter() if deleted else None)
-    return read_of(entry, cleaned, keys, skip or 0, limit or 0, None if card is None else card.projection)
+def find_command(entry: ModelEntry[Any], query: Query) -> Read:
+    """The command whose cursor streams the matching documents."""
+    query.require_window()
+    keys = sort_keys(query.sort, entry.paths.fields)
+    scope = entry.deleted.filter() if query.deleted else None
+    cleaned = parse_filter(entry.paths.fields, query.filter, scope)
+    return read_of(entry, cleaned, keys, query.skip or 0, query.limit or 0, query.projection)
 
 
 def read_of(
@@ -170,9 +159,7 @@ def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
 # -- text search ------------------------------------------------------------------------------
 
 
-def search_command(
-    entry: ModelEntry[Any], text: Any, filter: Any, limit: int | None, card: Card[Any] | None = None
-) -> Read:
+def search_command(entry: ModelEntry[Any], text: Any, query: Query) -> Read:
     """The command whose cursor streams what holds the words, the best match first."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError(
@@ -185,10 +172,10 @@ def search_command(
             "text index to search; mark the fields and run setup()",
             code="search-invalid",
         )
-    command = find_command(entry, None, None, 0, limit, card)
+    command = find_command(entry, query._replace(filter=None))
     words = _OPERATORS.sub(" ", text)
     # In front of the caller's filter, which must not replace it.
-    sought = {"$and": [{"$text": {"$search": words}}, parse_filter(entry.paths.fields, filter)]}
+    sought = {"$and": [{"$text": {"$search": words}}, parse_filter(entry.paths.fields, query.filter)]}
     ranked = [("score", {"$meta": "textScore"}), ("_id", 1)]
     options = {**command.options, "sort": ranked}
     return replace(command, arguments=(sought, *command.arguments[1:]), options=options)

@@ -299,22 +299,27 @@ def delete_documents(
         acting.append(hooks_of(exact, (yield from _batch(exact, own, path))))
     for hooks in acting:
         yield from run_before(hooks, changes)
-    left: dict[Any, Raw] = {}
     ids = [each["_id"] for each in befores]
+    left: dict[Any, Raw] = {}
     if path is None:
         yield from delete_many(entry.collection, {"_id": {"$in": ids}})
     else:
-        chosen = {"_id": {"$in": ids}}
-        if _upgrade_changes_date(entry):
-            yield from upgrade_possible(entry, chosen, changes)
-        yield from update_many(entry.collection, chosen, _soft_deletion(entry))
-        left = yield from by_ids(entry.collection, ids)
+        left = yield from _delete_softly(entry, ids, changes)
     yield from changes.add(entry, [(each, left.get(freeze(each["_id"]))) for each in befores])
     for hooks in acting:
         yield from run_after(hooks, changes)
     for exact, own in groups:
         yield from follow_references(exact, copies_of(exact), own, changes)
     return left
+
+
+def _delete_softly(entry: ModelEntry[Any], ids: Sequence[Any], changes: Changes) -> Plan[dict[Any, Raw]]:
+    """Set the date of the deletion. Returns what is stored then, by frozen id."""
+    chosen = {"_id": {"$in": list(ids)}}
+    if _upgrade_changes_date(entry):
+        yield from upgrade_possible(entry, chosen, changes)
+    yield from update_many(entry.collection, chosen, _soft_deletion(entry))
+    return (yield from by_ids(entry.collection, ids))
 
 
 def _batch(entry: ModelEntry[Any], befores: Sequence[Raw], path: str | None) -> Plan[Batch]:

@@ -12,20 +12,22 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from treadle.engine import bulk, crud, places, reads, upserts
+from treadle.engine import bulk, crud, reads
 from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
 from treadle.engine.documents import dump
 from treadle.engine.inserts import Insert, insert_unordered
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import ChangeKind, Replace, Restore, former
 from treadle.engine.updates import ChangeFields, Update, UpdateMany
+from treadle.engine.upserts import Upsert
 from treadle.engine.write_path import WritePath
-from treadle.errors import BulkFailed, DataError, Failure, UsageError
+from treadle.errors import BulkFailed, Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.layout import Layout
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
+from treadle.graph.query import Query
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import Write
 from treadle.model.document import Document
@@ -92,8 +94,7 @@ class DocumentLayout(Layout[D]):
         if self._is_divided:
             # An upgrade changes what tells the model's documents from others.
             return self.first(self.id_filter(identity), None, card)
-        get = crud.get if self.entry.everything.archive is None else places.get
-        return get(self.entry, identity, card)
+        return crud.get(self.entry, identity, card)
 
     def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
         if self.entry.everything.archive is None and not self._is_divided:
@@ -106,35 +107,17 @@ class DocumentLayout(Layout[D]):
     def exists(self, filter: Any) -> Plan[bool]:
         return reads.exists(self.entry, filter)
 
-    def reader(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        deleted: bool = False,
-        noted: list[DataError] | None = None,
-    ) -> DocumentReader[Any]:
-        if deleted:
+    def reader(self, query: Query) -> DocumentReader[Any]:
+        if query.deleted:
             require_soft_delete(self.entry, "find(…, deleted=True)")
-        command = crud.find_command(self.entry, filter, sort, skip, limit, card, deleted=deleted)
-        return DocumentReader(self.entry, command, filter, card, noted)
+        return DocumentReader(self.entry, crud.find_command(self.entry, query), query)
 
-    def everywhere(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        noted: list[DataError] | None = None,
-    ) -> places.BothReader:
-        return places.BothReader(self.entry, filter, sort, skip, limit, card, noted)
+    def archive_reader(self, query: Query) -> reads.ArchiveReader:
+        return reads.ArchiveReader(self.entry, query)
 
     def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> DocumentReader[Any]:
-        command = crud.search_command(self.entry, text, filter, limit, card)
-        return DocumentReader(self.entry, command, filter, card)
+        query = Query(filter, limit=limit, card=card)
+        return DocumentReader(self.entry, crud.search_command(self.entry, text, query), query)
 
     def page(
         self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
@@ -243,9 +226,9 @@ class DocumentLayout(Layout[D]):
         return self._write(partial(Update, self.entry, id_or_filter, update, sort, returns, array_filters))
 
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
-        return self._encoded(upserts.upsert(self.write_path, self._upsert(filter, update, insert)))
+        return self._encoded(self.write_path.execute(self._upsert(filter, update, insert)))
 
-    def _upsert(self, filter: Any, update: Any, insert: D) -> upserts.Upsert[D]:
+    def _upsert(self, filter: Any, update: Any, insert: D) -> Upsert[D]:
         if not isinstance(insert, self.entry.model):
             raise UsageError(
                 f"insert= takes the {self.entry.model.__name__} to store where there is none, not "
@@ -253,7 +236,7 @@ class DocumentLayout(Layout[D]):
                 code="model-unknown",
             )
         inserted: ModelEntry[D] = self.write_path.graph.entry(type(insert))
-        return upserts.Upsert(self.entry, inserted, filter, update, insert)
+        return Upsert(self.entry, inserted, filter, update, insert)
 
     def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
         changed = yield from self._write(lambda: ChangeFields(self.entry, document, fields))

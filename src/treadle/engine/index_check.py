@@ -54,23 +54,23 @@ class IndexCheck:
         # The entries, one per collection, whose unique indexes were not all seen yet.
         self._unseen = {each for each in collections if unique_indexes(each)}
         # What the next write of a model looks for. A Store without unique indexes never looks.
-        self.pending: dict[ModelEntry[Any], list[ModelEntry[Any]]] = {}
+        self.pending: dict[ModelEntry, list[ModelEntry]] = {}
         for entry in graph.entries.values() if self._unseen else ():
             relied = [each for each in _relied_on(entry) if each in self._unseen]
             if relied or not entry.effects.is_plain:
                 self.pending[entry] = relied
 
-    def require(self, entries: Iterable[ModelEntry[Any]]) -> Plan[None]:
+    def require(self, entries: Iterable[ModelEntry]) -> Plan[None]:
         """Raise `UsageError` while the server lacks a unique index on which writes of these models rely."""
         for entry in entries:
             if entry in self.pending:
                 yield from outside(functools.partial(self._look, entry))
 
     def clear(self) -> None:
-        """Look no more: `setup()` has just made what is declared."""
+        """Stop looking: `setup()` has just made what is declared."""
         self.pending.clear()
 
-    def _look(self, entry: ModelEntry[Any]) -> Plan[None]:
+    def _look(self, entry: ModelEntry) -> Plan[None]:
         for each in self.pending.get(entry, ()):
             if each in self._unseen:
                 yield from require_unique_indexes(each, entry)
@@ -83,7 +83,7 @@ class IndexCheck:
                 _warn((yield from _missing(self._graph)))
 
 
-def require_unique_indexes(entry: ModelEntry[Any], writing: ModelEntry[Any] | None = None) -> Plan[None]:
+def require_unique_indexes(entry: ModelEntry, writing: ModelEntry | None = None) -> Plan[None]:
     """Raise `UsageError` unless the collection has each unique index that its models declare."""
     try:
         present = yield from existing_indexes(entry.collection)
@@ -100,14 +100,12 @@ def require_unique_indexes(entry: ModelEntry[Any], writing: ModelEntry[Any] | No
         raise _index_missing(entry, writing or entry, missing) from None
 
 
-def unique_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
-    """The unique indexes that the models of a collection declare."""
+def unique_indexes(entry: ModelEntry) -> list[IndexModel]:
+    """Return the unique indexes that the models of a collection declare."""
     return [index for index in declared_indexes(entry) if index.document.get("unique")]
 
 
-def _index_missing(
-    entry: ModelEntry[Any], writing: ModelEntry[Any], missing: Sequence[IndexModel]
-) -> UsageError:
+def _index_missing(entry: ModelEntry, writing: ModelEntry, missing: Sequence[IndexModel]) -> UsageError:
     listed = ", ".join(describe_index(index.document) for index in missing)
     return UsageError(
         f"{writing.model.__name__} cannot be written while the collection {entry.collection!r} lacks the "
@@ -127,8 +125,8 @@ def _is_ensured(declared: Mapping[str, Any], present: Sequence[Raw]) -> bool:
     return any(is_same(each, declared) or is_stricter(each) for each in present)
 
 
-def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
-    """The entries, one per collection, whose unique indexes keep a write of a model right.
+def _relied_on(entry: ModelEntry) -> list[ModelEntry]:
+    """Return the entries, one per collection, whose unique indexes a write of a model relies on.
 
     Its own, those of the rollups that follow it, and those of alternate keys on either end of a relation.
     """
@@ -140,7 +138,7 @@ def _relied_on(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
 
 
 def _missing(graph: Graph) -> Plan[list[Action]]:
-    """The collections and indexes that `setup()` would make, by a few quick reads."""
+    """Return the collections and indexes that `setup()` would make, by a few quick reads."""
     existing, actions = (yield from existing_collections()), list[Action]()
     for entry in graph.by_collection.values():
         if entry.layout is not None:
@@ -172,7 +170,7 @@ def _warn(actions: Sequence[Action]) -> None:
 
 
 def _stack_level() -> int:
-    """How far up the stack the code is that called this library, as `warnings.warn` counts for its caller."""
+    """Return how far up the stack the caller of this library is, as `warnings.warn` counts."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("treadle."):
         level, frame = level + 1, frame.f_back

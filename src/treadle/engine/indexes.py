@@ -58,7 +58,7 @@ def existing_collections() -> Plan[dict[str, Raw]]:
     return collections
 
 
-def require_collection(entry: ModelEntry[Any], existing: Mapping[str, Any]) -> None:
+def require_collection(entry: ModelEntry, existing: Mapping[str, Any]) -> None:
     if existing["type"] != "collection":
         raise DataError(
             f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
@@ -68,7 +68,7 @@ def require_collection(entry: ModelEntry[Any], existing: Mapping[str, Any]) -> N
 
 
 def set_up_collection(
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     existing: Raw | None,
     schema: Raw | None,
     actions: list[Action],
@@ -98,13 +98,13 @@ def set_up_collection(
     return None if now == options or (schema is None and not now["validator"]) else (now, options)
 
 
-def change_validator(entry: ModelEntry[Any], options: Raw, detail: str, actions: list[Action]) -> Plan[None]:
+def change_validator(entry: ModelEntry, options: Raw, detail: str, actions: list[Action]) -> Plan[None]:
     actions.append(Action("change validator", entry.collection, detail))
     yield from database_command({"collMod": entry.collection, **options})
 
 
 def set_up_indexes(
-    entry: ModelEntry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
+    entry: ModelEntry, missing: list[IndexModel], changed: list[Raw], actions: list[Action]
 ) -> Plan[None]:
     for change in changed:
         detail = f"{change['name']} expires after {change['expireAfterSeconds']} s"
@@ -156,23 +156,27 @@ def describe_index(document: Mapping[str, Any]) -> str:
     return f"{document['name']} ({keys})" + (" unique" if document.get("unique") else "")
 
 
-def declared_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
+def declared_indexes(entry: ModelEntry) -> list[IndexModel]:
     """Return the indexes that a model and the kinds below it ask for."""
     members = [entry, *entry.kinds.below]
     indexes = [index for each in members for index in (*_of_fields(each), *_of_class(each))]
     indexes += [*_text_index(members), *_of_rules(entry)]
     keys = {tuple(dict(index.document["key"])) for index in indexes if _is_unique(index)}
-    alternate = ((each, path) for each in members for path in each.paths.alternate_keys)
-    return [*indexes, *(_of_alternate_key(each, path) for each, path in alternate if (path,) not in keys)]
+    for each in members:
+        # The index of a class holds its kinds too.
+        above = {path for other in each.kinds.above for path in other.paths.alternate_keys}
+        own = [path for path in each.paths.alternate_keys if (path,) not in keys and path not in above]
+        indexes += [_of_alternate_key(each, path) for path in own]
+    return indexes
 
 
-def _of_fields(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
+def _of_fields(entry: ModelEntry) -> Iterator[IndexModel]:
     for prefix, field, mark in _own_marks(entry):
         if not mark.text or mark != Indexed(text=mark.text):
             yield field_index(entry, prefix, field, mark)
 
 
-def _text_index(members: Sequence[ModelEntry[Any]]) -> Iterator[IndexModel]:
+def _text_index(members: Sequence[ModelEntry]) -> Iterator[IndexModel]:
     """Yield the one text index that a collection may have, over the fields of all its kinds."""
     marks = (marked for each in members for marked in _own_marks(each))
     weights = {prefix + field.stored: int(mark.text) for prefix, field, mark in marks if mark.text}
@@ -182,14 +186,14 @@ def _text_index(members: Sequence[ModelEntry[Any]]) -> Iterator[IndexModel]:
         yield IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
 
 
-def _of_rules(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
+def _of_rules(entry: ModelEntry) -> Iterator[IndexModel]:
     """Yield the unique indexes of a model's rules that the model does not declare itself."""
     own = [key_pairs(each.document) for each in entry.model.__treadle__.indexes if _is_unique(each)]
     for rule in entry.rules.implementing("storage"):
         yield from (index for index in rule.storage().unique if key_pairs(index.document) not in own)
 
 
-def _own_marks(entry: ModelEntry[Any]) -> list[tuple[str, StoredField, Indexed]]:
+def _own_marks(entry: ModelEntry) -> list[tuple[str, StoredField, Indexed]]:
     """Return each `Indexed` of a model that is not inherited from a class above it."""
     above = (marked for each in entry.kinds.above for marked in _marks(each.codec))
     inherited = {prefix + field.stored: mark for prefix, field, mark in above}
@@ -214,7 +218,7 @@ def _is_unique(index: IndexModel) -> bool:
     return bool(index.document.get("unique"))
 
 
-def _of_class(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
+def _of_class(entry: ModelEntry) -> Iterator[IndexModel]:
     """Yield the indexes of a model's own class keyword.
 
     A unique one leaves out the deleted documents, unless it says itself which documents it holds.
@@ -232,17 +236,18 @@ def _of_class(entry: ModelEntry[Any]) -> Iterator[IndexModel]:
             yield IndexModel(keys, **{**options, "partialFilterExpression": {entry.paths.deletion: None}})
 
 
-def _of_alternate_key(entry: ModelEntry[Any], path: str) -> IndexModel:
+def _of_alternate_key(entry: ModelEntry, path: str) -> IndexModel:
     """Return the unique index of a field by which others refer to documents of a model."""
     shape = entry.paths.alternate_keys[path].shape
     has_value: Raw = {path: {"$type": stored_types(shape)}} if shape.optional else {}
     condition = _unique_condition(entry, path, has_value)
-    return IndexModel(
-        [(path, 1)], unique=True, **({"partialFilterExpression": condition} if condition else {})
-    )
+    options: Raw = {"partialFilterExpression": condition} if condition else {}
+    if entry.kinds.above:
+        options["name"] = f"{path}_1_{entry.kinds.kind or entry.model.__name__}"
+    return IndexModel([(path, 1)], unique=True, **options)
 
 
-def field_index(entry: ModelEntry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
+def field_index(entry: ModelEntry, prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     """Return the index that a mark on a field asks for."""
     path, direction = prefix + field.stored, -1 if mark.descending else 1
     options: Raw = dict(mark.options)
@@ -263,7 +268,7 @@ def field_index(entry: ModelEntry[Any], prefix: str, field: StoredField, mark: I
     return IndexModel([(path, direction)], **options)
 
 
-def _condition(entry: ModelEntry[Any], path: str, field: StoredField, mark: Indexed) -> Raw:
+def _condition(entry: ModelEntry, path: str, field: StoredField, mark: Indexed) -> Raw:
     """Return which documents an index on a field holds; a query on a kind must be seen to lie within."""
     own: Raw = mark.options.get("partialFilterExpression") or {}
     if mark.unique and omitted_when_none(field):
@@ -278,7 +283,7 @@ def _condition(entry: ModelEntry[Any], path: str, field: StoredField, mark: Inde
     return {**entry.targets.with_deleted.filter(), **own}
 
 
-def _unique_condition(entry: ModelEntry[Any], path: str, own: Raw, *, deleted: bool = False) -> Raw:
+def _unique_condition(entry: ModelEntry, path: str, own: Raw, *, deleted: bool = False) -> Raw:
     """Return which documents a unique index holds: of a kind, those that have a value.
 
     Deleted documents hold no key, so that another may have it, unless they are to.
@@ -290,7 +295,7 @@ def _unique_condition(entry: ModelEntry[Any], path: str, own: Raw, *, deleted: b
 
 
 def compare_indexes(
-    entry: ModelEntry[Any], present: list[Raw], expected: list[IndexModel] | None = None
+    entry: ModelEntry, present: list[Raw], expected: list[IndexModel] | None = None
 ) -> tuple[list[IndexModel], list[Raw]]:
     """The indexes to make, and the ones whose expiry is to change."""
     missing: list[IndexModel] = []
@@ -312,7 +317,7 @@ def compare_indexes(
     return missing, changed
 
 
-def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]) -> list[IndexModel]:
+def maintenance_indexes(graph: Graph, entry: ModelEntry, present: list[Raw]) -> list[IndexModel]:
     """Return the indexes that rules need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
@@ -330,7 +335,7 @@ def maintenance_indexes(graph: Graph, entry: ModelEntry[Any], present: list[Raw]
     return missing
 
 
-def version_indexes(entry: ModelEntry[Any]) -> list[IndexModel]:
+def version_indexes(entry: ModelEntry) -> list[IndexModel]:
     """Return the index by which outdated documents are found, where there may be any."""
     return [IndexModel([(entry.versions.field, 1)])] if entry.versions.may_change else []
 
@@ -394,7 +399,7 @@ def _clashes(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     )
 
 
-def _conflict(entry: ModelEntry[Any], expected: Mapping[str, Any], present: Mapping[str, Any]) -> DataError:
+def _conflict(entry: ModelEntry, expected: Mapping[str, Any], present: Mapping[str, Any]) -> DataError:
     return DataError(
         f"{entry.model.__name__} asks for the index {describe_index(expected)} on {entry.collection}, but "
         f"there is {describe_index(present)} with other options; drop that one, or declare it as it is",
@@ -402,9 +407,7 @@ def _conflict(entry: ModelEntry[Any], expected: Mapping[str, Any], present: Mapp
     )
 
 
-def _duplicates(
-    entry: ModelEntry[Any], document: Mapping[str, Any], error: OperationFailure
-) -> Plan[DataError]:
+def _duplicates(entry: ModelEntry, document: Mapping[str, Any], error: OperationFailure) -> Plan[DataError]:
     """Which keys stand in the way of a unique index."""
     paths = list(dict(document["key"]))
     match: Raw = to_bson(document.get("partialFilterExpression", {}), [])

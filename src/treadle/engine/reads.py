@@ -14,9 +14,10 @@ from treadle.engine.documents import translated
 from treadle.engine.target_updates import READ_KEYS_MAX
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.card import Card
-from treadle.graph.layout import SKIPPED, PageReader, skipping
+from treadle.graph.layout import PageReader
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Page
+from treadle.graph.query import SKIPPED, Query
 from treadle.graph.stored_pages import chunks
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
@@ -25,6 +26,7 @@ from treadle.model.text import quote
 from treadle.plan import Call, Plan, Raw, Read, find, find_one
 from treadle.query import keyset
 from treadle.query.attributes import refuse_attributes
+from treadle.query.comparison import order_key
 from treadle.query.field_paths import Unchecked
 from treadle.query.filters import Sort, clean, confine, parse_filter, parse_match, refuse_operators, sort_keys
 from treadle.query.keys import freeze
@@ -35,34 +37,27 @@ PAGE_MAX = 10_000
 
 R = TypeVar("R")
 
+# Where the server says by what it has sorted a document.
+_SORT_KEY = "_treadle_sort"
+
 WRITING_STAGES = frozenset({"$out", "$merge"})
 
 
 class DocumentReader(PageReader[R]):
     """Pages of stored documents, each as the model, or a card, has it."""
 
-    def __init__(
-        self,
-        entry: ModelEntry[Any],
-        command: Read,
-        filter: Any,
-        card: Card[Any] | None = None,
-        noted: list[DataError] | None = None,
-    ) -> None:
+    def __init__(self, entry: ModelEntry[Any], command: Read, query: Query) -> None:
         self._command = command
         # PyMongo's own iteration costs as much per document as validating one.
         self.page = entry.limits.find_page
         self.done = False
         self._entry = entry
-        self._filter = filter
-        self._card = card
-        self._noted = noted
-        self._load = crud.loader(entry, card)
-        if noted is not None:
-            self._load = skipping(self._load, noted)
+        self._card = query.card
+        self._noted = query.errors
+        self._load = query.loader(entry.codec)
         # Where all documents are as the model has them, there is nothing to do to a page.
         chain = entry.versions
-        self._upgrades = chain.needs_server or (chain.is_versioned and card is not None)
+        self._upgrades = chain.needs_server or (chain.is_versioned and query.card is not None)
         self._sorts = [path for path, _ in command.options.get("sort") or ()]
         self._divided = divided_read(entry, command)
         if self._divided is not None:
@@ -114,13 +109,112 @@ class DocumentReader(PageReader[R]):
         return shown
 
 
+# -- archived documents too ------------------------------------------------------------------------
+
+
+class ArchiveReader:
+    """Pages of a collection and its archive, merged in the order of the sort; without one, in this order.
+
+    A document is in one of the two at every moment, so both are read at one moment, in a snapshot.
+    """
+
+    def __init__(self, entry: ModelEntry[Any], query: Query) -> None:
+        archive = entry.everything.archive
+        if archive is None:
+            raise UsageError(
+                f"{entry.model.__name__} has no archive to look into; declare it with archive=Archive(…)",
+                code="archive-undeclared",
+            )
+        query.require_window()
+        self.page = entry.limits.find_page
+        self.done = query.limit == 0
+        self._entry = entry
+        self._card = query.card
+        self._load = query.loader(entry.codec)
+        self._skip = query.skip
+        self._left = query.limit
+        most = None if query.limit is None else query.skip + query.limit
+        refuse_attributes(entry.codec, sort_keys(query.sort, entry.paths.fields))
+        command = crud.find_command(entry, query._replace(skip=0, limit=most))
+        self._directions = [direction for _, direction in command.options["sort"] or ()]
+        if self._directions:
+            # What the server sorts by, also where that is one of an array's items.
+            filtered, projection = command.arguments
+            shown = {**(projection or {}), _SORT_KEY: {"$meta": "sortKey"}}
+            command = replace(command, arguments=(filtered, shown))
+        commands = [command, replace(command, collection=archive)]
+        self._divided = [divided_read(entry, each) for each in commands]
+        self.commands: list[Read] = [
+            command if reading is None else reading.command
+            for command, reading in zip(commands, self._divided, strict=True)
+        ]
+        # Pages of which the outdated documents were not upgraded and matched yet.
+        self._unmatched: set[int] = set()
+        self._sorts = [path for path, _ in command.options["sort"] or ()]
+        self._pages: list[list[Raw]] = [[], []]
+        self._ended = [False, False]
+
+    @property
+    def wanting(self) -> list[int]:
+        """Which of the cursors must be read before anything else can be told."""
+        missing = [at for at in (0, 1) if not self._pages[at] and not self._ended[at]]
+        return missing if self._directions else missing[:1]
+
+    def fill(self, at: int, raws: list[Raw]) -> None:
+        """Take what a cursor gave; less than a page is its end."""
+        self._pages[at] = raws[::-1]
+        self._ended[at] = len(raws) < self.page
+        self._unmatched.add(at)
+
+    def take(self) -> Plan[Iterable[Any]]:
+        """The documents that come next."""
+        yield from refuse_changed(self._entry, "a sort", self._sorts)
+        self._sorts = []
+        for number in self._unmatched:
+            reading = self._divided[number]
+            if reading is not None:
+                self._pages[number] = (yield from reading.take(self._pages[number][::-1]))[::-1]
+                self._ended[number] = self._ended[number] or reading.done
+        self._unmatched.clear()
+        raws: list[Raw] = []
+        while not self.wanting and not self.done:
+            at = self._first()
+            if at is None:
+                self.done = True
+                break
+            raw = self._pages[at].pop()
+            raw.pop(_SORT_KEY, None)
+            if self._skip:
+                self._skip -= 1
+                continue
+            raws.append(raw)
+            if self._left is not None:
+                self._left -= 1
+                self.done = not self._left
+        current = yield from crud.shown(self._entry, raws, self._card)
+        documents = (self._load(raw) for raw in current if raw is not None)
+        return [document for document in documents if document is not SKIPPED]
+
+    def _first(self) -> int | None:
+        """The cursor whose next document comes first."""
+        present = [at for at in (0, 1) if self._pages[at]]
+        if len(present) < 2 or not self._directions:
+            return present[0] if present else None
+        keys = [self._pages[at][-1][_SORT_KEY] for at in (0, 1)]
+        for direction, one, other in zip(self._directions, *keys, strict=True):
+            ranked = order_key(one), order_key(other)
+            if ranked[0] != ranked[1]:
+                return int((ranked[0] < ranked[1]) != (direction == 1))
+        return 0
+
+
 # -- by id --------------------------------------------------------------------------------------
 
 
 def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
     """The documents with these ids in their order, None where there is none."""
     keys = [entry.ids.encode(each) for each in ids]
-    load, by_key = crud.loader(entry, card), {}
+    load, by_key = Query(card=card).loader(entry.codec), {}
     projection = None if card is None else card.projection
     for chunk in chunks([*{freeze(key): key for key in keys}.values()], READ_KEYS_MAX):
         chosen = {"_id": {"$in": chunk}, **entry.targets.filter()}
@@ -180,7 +274,7 @@ def page(
     following = (
         keyset.to_token(query, [_place(entry, raws[-1], path) for path, _ in keys]) if further else None
     )
-    load, current = crud.loader(entry, card), (yield from crud.shown(entry, raws, card))
+    load, current = Query(card=card).loader(entry.codec), (yield from crud.shown(entry, raws, card))
     return Page([load(raw) for raw in current if raw is not None], following)
 
 

@@ -45,6 +45,7 @@ from treadle.plan import (
     Raw,
     bulk_write,
     by_id,
+    find_one,
     find_one_and_update,
     is_inside,
     server_facts,
@@ -122,10 +123,14 @@ class _Update:
             afters = yield from write(keys, outdated)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
-        if not self.is_exact or any(derivation(each).formulas for each in entry.kinds.related):
+        if not self.is_exact or _has_formulas(entry):
             yield from require_valid(entry, befores, final, changes)
         yield from changes.add(entry, zip(befores, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
+
+
+def _has_formulas(entry: ModelEntry[Any]) -> bool:
+    return any(derivation(each).formulas for each in entry.kinds.related)
 
 
 # -- one document ----------------------------------------------------------------------------------
@@ -200,6 +205,8 @@ class Update(_Update, Write[D | None]):
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
+        if not (self.entry.versions.may_change or self._by_attribute):
+            return (yield from find_one(self.entry.collection, self.filter, sort=self.sort))
         yield from self._refuse_sort()
         rows = yield from find_matching(self.entry, read_of(self.entry, self.filter, self.sort, limit=1))
         return rows[0] if rows else None
@@ -474,28 +481,34 @@ def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan
 
 def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     derived = derivation(entry)
-    stages, afters = derived.formula_stages, [after for _, after in pairs]
-    if not (derived.fills or stages):
+    afters = [after for _, after in pairs]
+    if not (derived.fills or derived.formula_stages):
         return afters
     filled = copy.deepcopy(afters)
     if derived.fills:
         yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
-    updates = {}
-    for written, after in zip(afters, filled, strict=True):
-        pipeline = _filling(changed_fields(written, after), stages)
-        if pipeline:
-            updates[freeze(after["_id"])] = by_id(after["_id"]), pipeline
-    if len(filled) == 1 and updates:
-        ((chosen, pipeline),) = updates.values()
-        again = yield from find_one_and_update(entry.collection, chosen, pipeline)
-        return [again] if again is not None else filled
-    if updates:
-        operations = [UpdateOne(*each) for each in updates.values()]
-        yield from bulk_write(entry.collection, operations, ordered=False)
-    now = (yield from by_ids(entry.collection, [each["_id"] for each in filled])) if stages else {}
-    return [now.get(freeze(each["_id"]), each) for each in filled]
+    return (yield from _store_filled(entry, list(zip(afters, filled, strict=True))))
 
 
-def _filling(sets: Raw, stages: Sequence[Raw]) -> list[Raw]:
-    """The update of a document that sets these fields, and what follows from them."""
+def _store_filled(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    """Store what was filled in after a write, and evaluate formulas. Returns the documents."""
+    stages = derivation(entry).formula_stages
+    final = [filled for _, filled in pairs]
+    updates = [(by_id(filled["_id"]), _filling(written, filled, stages)) for written, filled in pairs]
+    updates = [(chosen, pipeline) for chosen, pipeline in updates if pipeline]
+    if not updates:
+        return final
+    if len(pairs) == 1:
+        again = yield from find_one_and_update(entry.collection, *updates[0])
+        return final if again is None else [again]
+    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
+    if not stages:
+        return final
+    now = yield from by_ids(entry.collection, [each["_id"] for each in final])
+    return [now.get(freeze(each["_id"]), each) for each in final]
+
+
+def _filling(written: Raw, filled: Raw, stages: Sequence[Raw]) -> list[Raw]:
+    """The update that makes a written document the filled one, and evaluates what follows."""
+    sets = changed_fields(written, filled)
     return [{"$set": sets}, *stages] if sets else list(stages)

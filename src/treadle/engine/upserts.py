@@ -15,7 +15,6 @@ from treadle.engine.documents import as_written, filter_of, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
 from treadle.engine.updates import Update
-from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
@@ -23,13 +22,9 @@ from treadle.graph.operations import Upserted
 from treadle.graph.write import Write
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, is_inside
-from treadle.plan.server_errors import DuplicateKey
+from treadle.plan import Plan, Raw
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
-
-# Attempts at an upsert whose document others make and delete.
-UPSERT_ATTEMPTS_MAX = 20
 
 D = TypeVar("D", bound=Document)
 
@@ -42,6 +37,8 @@ class Upsert(Write[Upserted[D]]):
     """
 
     entry: ModelEntry[D]
+    # A concurrent upsert may make the document first; the next attempt updates it.
+    races = True
 
     def __init__(
         self, entry: ModelEntry[D], inserted: ModelEntry[D], filter: Any, update: Any, insert: D
@@ -91,33 +88,16 @@ class Upsert(Write[Upserted[D]]):
         return Upserted(as_written(self.entry, outcome), False)
 
 
-def upsert(write_path: WritePath, work: Upsert[D]) -> Plan[Upserted[D]]:
-    """Perform an upsert; whoever comes second meets the unique index and updates."""
-    for _ in range(UPSERT_ATTEMPTS_MAX - 1):
-        try:
-            return (yield from write_path.execute(work))
-        except DuplicateKey as error:
-            # Inside a transaction of the caller the server has ended it; an archived document is not updated.
-            if "archive" in (error.details or {}) or (yield from is_inside()):
-                raise
-    return (yield from write_path.execute(work))
-
-
 def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:
     """Refuse an upsert of which two could make two documents, or whose new document its filter misses."""
     equal = equalities(filter)
-    found = {path for path, value in equal.items() if same(value_at(new, path), value)}
-    covering = [["_id"]] if "_id" in equal else []
-    for index in declared_indexes(entry.kinds.root):
-        document = index.document
-        if document.get("unique") and not document.get("sparse") and _holds(document, equal, new):
-            covering.append(list(dict(document["key"])))
+    matched = {path for path, value in equal.items() if same(value_at(new, path), value)}
+    covering = _covering(entry, equal, new)
+    if any(paths <= matched for paths in covering):
+        return
     for paths in covering:
-        if set(paths) <= found:
-            return
-    for paths in covering:
-        if set(paths) <= set(equal):
-            missed = ", ".join(sorted(set(paths) - found))
+        if paths <= set(equal):
+            missed = ", ".join(sorted(paths - matched))
             raise UsageError(
                 f"the filter asks for another {missed} than insert= has, so that each upsert would make a "
                 f"{entry.model.__name__} that the next one does not find; give both the same value",
@@ -130,6 +110,17 @@ def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:
         "IndexModel in indexes=, over fields that the filter gives a value for",
         code="upsert-not-unique",
     )
+
+
+def _covering(entry: ModelEntry[Any], equal: Raw, new: Raw) -> list[set[str]]:
+    """The paths of each unique index that holds the new document and all that the filter may find."""
+    unique = [
+        index.document
+        for index in declared_indexes(entry.kinds.root)
+        if index.document.get("unique") and not index.document.get("sparse")
+    ]
+    holding = [set(dict(each["key"])) for each in unique if _holds(each, equal, new)]
+    return [{"_id"}, *holding] if "_id" in equal else holding
 
 
 def equalities(filter: Mapping[str, Any]) -> Raw:

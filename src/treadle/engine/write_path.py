@@ -44,11 +44,11 @@ from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
 from treadle.model.text import get_logger
 from treadle.plan import Failed, Plan, Raw, find, is_inside, server_facts, share, transact, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document, is_bug, surely_not_committed
+from treadle.plan.server_errors import DuplicateKey, is_about_one_document, is_bug, surely_not_committed
 from treadle.query.keys import freeze
 
-# How often a write lets larger work finish first.
-BLOCKED_MAX = 20
+# How often a write lets larger work finish first, or meets a concurrent upsert.
+ATTEMPTS_MAX = 20
 
 R = TypeVar("R")
 
@@ -71,13 +71,19 @@ class WritePath:
     def execute(self, write: Write[R], *, alone: bool = False) -> Plan[R]:
         """Perform a write with all that follows from it; `alone`, in a commit that it does not share."""
         yield from self._require_indexes(write)
-        for _ in range(BLOCKED_MAX):
+        for _ in range(ATTEMPTS_MAX):
             try:
                 return (yield from self._execute(write, alone))
             except Blocked as blocked:
                 if (yield from is_inside()):
                     raise
                 yield from blocked.finish()
+            except DuplicateKey as error:
+                # An archived document is not updated.
+                again = write.races and "archive" not in (error.details or {})
+                # The server has ended a transaction of the caller.
+                if not again or (yield from is_inside()):
+                    raise
         return (yield from self._execute(write, alone))
 
     def _require_indexes(self, write: Write[Any]) -> Plan[None]:

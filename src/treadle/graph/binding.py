@@ -20,7 +20,7 @@ def check_choice(place: Place, name: str, value: Any, allowed: tuple[str, ...]) 
 
 
 def check_whole_number(place: Place, name: str, value: Any, most: int) -> None:
-    """Refuse a keyword's value that is no whole number from 1 on."""
+    """Refuse a keyword's value that is not a whole number from 1 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise DeclarationError(
             f"{place.label} has {name}={value!r}; it takes a whole number from 1 to {most:,}",
@@ -29,7 +29,7 @@ def check_whole_number(place: Place, name: str, value: Any, most: int) -> None:
 
 
 def check_maintenance(place: Place, maintain: Any, every: Any) -> None:
-    """Refuse a way of maintenance that is none, and a schedule without a period."""
+    """Refuse an unknown way of maintenance, and a schedule without a period."""
     check_choice(place, "maintain", maintain, ("write", "stream", "schedule"))
     if maintain == "schedule" and not (isinstance(every, timedelta) and every > timedelta(0)):
         raise DeclarationError(
@@ -44,7 +44,7 @@ def check_maintenance(place: Place, maintain: Any, every: Any) -> None:
 
 
 def sibling(place: Place, name: str, keyword: str) -> str:
-    """The stored path of a field beside the declaring one."""
+    """Return the stored path of a field beside the declaring one."""
     field = place.owner.by_name.get(name)
     if field is None:
         raise DeclarationError(
@@ -55,5 +55,5 @@ def sibling(place: Place, name: str, keyword: str) -> str:
 
 
 def snake(name: str) -> str:
-    """`BlogPost` as `blog_post`."""
+    """Return `BlogPost` as `blog_post`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -58,7 +58,7 @@ class NamedRule(Rule):
         return Finding(self.pattern, self.target.model.__name__, key, path, stored, expected)
 
 
-def rule_named(entry: ModelEntry[Any], family: type[Named], name: str) -> Named:
+def rule_named(entry: ModelEntry, family: type[Named], name: str) -> Named:
     """The rule of a family that a caller named."""
     rules = entry.rules.of_type(family)
     for rule in rules:
@@ -68,7 +68,7 @@ def rule_named(entry: ModelEntry[Any], family: type[Named], name: str) -> Named:
     raise family.unknown(f"{entry.model.__name__} has no {family.noun.partition(' ')[2]} {name!r}", known)
 
 
-def rule_of(entry: ModelEntry[Any], family: type[Called], how: str, *, code: str) -> Called:
+def rule_of(entry: ModelEntry, family: type[Called], how: str, *, code: str) -> Called:
     """The one rule of a family that a model has; else an error that says how to declare it."""
     for rule in entry.rules.of_type(family):
         return rule
@@ -168,7 +168,7 @@ class HierarchyRule(Rule):
         raise NotImplementedError  # pragma: no cover
 
 
-def hierarchy_of(entry: ModelEntry[Any]) -> HierarchyRule:
+def hierarchy_of(entry: ModelEntry) -> HierarchyRule:
     """The rule of a model's tree."""
     example = 'tree=AncestorArray(parent="parent_id", ancestors="ancestors")'
     how = f"is no tree; declare it with tree=, such as {example}"
@@ -181,12 +181,12 @@ def hierarchy_of(entry: ModelEntry[Any]) -> HierarchyRule:
 class PastRule(Rule):
     """The states that the documents of a model had."""
 
-    def calls(self, write_path: Any, entry: ModelEntry[Any]) -> Any:
+    def calls(self, write_path: Any, entry: ModelEntry) -> Any:
         """The calls on former states, of the kind that is asked for."""
         raise NotImplementedError  # pragma: no cover
 
 
-def past_of(entry: ModelEntry[Any]) -> PastRule:
+def past_of(entry: ModelEntry) -> PastRule:
     """The rule that keeps a model's former states."""
     how = "keeps no history; declare it with history=History()"
     return rule_of(entry, PastRule, how, code="history-undeclared")
@@ -211,7 +211,7 @@ class MovingRule(RestoringRule):
         raise NotImplementedError  # pragma: no cover
 
 
-def moving_of(entry: ModelEntry[Any]) -> MovingRule:
+def moving_of(entry: ModelEntry) -> MovingRule:
     """The rule that archives a model's documents."""
     how = "has no archive; declare it with archive=Archive(…)"
     return rule_of(entry, MovingRule, how, code="archive-undeclared")
@@ -228,7 +228,7 @@ class RelatingRule(Rule):
         raise NotImplementedError  # pragma: no cover
 
 
-def relating_of(entry: ModelEntry[Any]) -> RelatingRule:
+def relating_of(entry: ModelEntry) -> RelatingRule:
     """The rule that keeps a model's links."""
     how = 'has no links; declare them with links=Links("links")'
     return rule_of(entry, RelatingRule, how, code="links-undeclared")

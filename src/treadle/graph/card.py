@@ -43,7 +43,7 @@ class CardField(NamedTuple):
 class Card(Generic[C]):
     """How one card is read from the documents of one model."""
 
-    def __init__(self, entry: ModelEntry[Any], model: type[C]) -> None:
+    def __init__(self, entry: ModelEntry, model: type[C]) -> None:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             raise UsageError(
                 f"into={model!r} is no Pydantic model; pass the class to read {entry.model.__name__} as",
@@ -76,7 +76,7 @@ class Card(Generic[C]):
         return card
 
 
-def card_of(entry: ModelEntry[Any], into: type[C] | None) -> Card[C] | None:
+def card_of(entry: ModelEntry, into: type[C] | None) -> Card[C] | None:
     """Return the card that a caller asked for, compiled once."""
     if into is None or into is entry.model:
         return None
@@ -84,7 +84,7 @@ def card_of(entry: ModelEntry[Any], into: type[C] | None) -> Card[C] | None:
 
 
 def _refuse_unknown(
-    entry: ModelEntry[Any], card: type[BaseModel], missing: Sequence[dict[str, list[str]]]
+    entry: ModelEntry, card: type[BaseModel], missing: Sequence[dict[str, list[str]]]
 ) -> None:
     """Refuse a name that no kind of the model has."""
     for name in sorted(set.intersection(*map(set, missing))):

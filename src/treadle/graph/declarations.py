@@ -15,7 +15,7 @@ from treadle.model.codec import Codec, codec_of
 from treadle.query.paths import ARRAYS, Step, model_of, models_of, refuse_array_of_arrays
 
 
-def declarations(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
+def declarations(entry: ModelEntry) -> Iterator[tuple[Place, Pattern]]:
     """Each pattern of a document: class keywords first, which the fields may ask, then fields."""
     for keyword, patterns in entry.model.__treadle__.patterns.items():
         for pattern in patterns:
@@ -38,7 +38,7 @@ def declarations(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
 
 
 def _declared(
-    entry: ModelEntry[Any], codec: Codec[Any], steps: tuple[Step, ...], inside: tuple[type[BaseModel], ...]
+    entry: ModelEntry, codec: Codec[Any], steps: tuple[Step, ...], inside: tuple[type[BaseModel], ...]
 ) -> Iterator[tuple[Place, Pattern]]:
     if codec.model in inside:
         return
@@ -60,7 +60,7 @@ def _declared(
                 yield place, mark
 
 
-def _refuse_in_union(entry: ModelEntry[Any], field: Any, inside: tuple[type[BaseModel], ...]) -> None:
+def _refuse_in_union(entry: ModelEntry, field: Any, inside: tuple[type[BaseModel], ...]) -> None:
     """Refuse a pattern in a model that a field may or may not hold: it would never be maintained."""
     for model in models_of(field.shape):
         for place, _ in _declared(entry, codec_of(model), (), inside):

@@ -39,7 +39,7 @@ ID = Key("_id")
 class Relation(NamedTuple):
     """The sources of a value, the key of a source, the key of a target, and which sources count."""
 
-    source: ModelEntry[Any]
+    source: ModelEntry
     match: Key
     on: Key
     where: Raw
@@ -342,22 +342,22 @@ def source_paths(rules: Iterable[DerivedRule]) -> frozenset[str] | None:
 # -- the rules of a model, by direction ----------------------------------------------------------------
 
 
-def aggregates_in(entry: ModelEntry[Any], maintain: Maintain | None = None) -> list[DerivedRule]:
+def aggregates_in(entry: ModelEntry, maintain: Maintain | None = None) -> list[DerivedRule]:
     """Return the rules that compute values of a model from the sources that refer to it."""
     return [rule for rule in entry.rules.of_type(DerivedRule, maintain) if not rule.is_copy]
 
 
-def aggregates_of(entry: ModelEntry[Any], maintain: Maintain | None = "write") -> list[DerivedRule]:
+def aggregates_of(entry: ModelEntry, maintain: Maintain | None = "write") -> list[DerivedRule]:
     """Return the rules that compute values of others from the documents of a model that refer to them."""
     return [rule for rule in entry.effects.of_type(DerivedRule, maintain) if not rule.is_copy]
 
 
-def copies_in(entry: ModelEntry[Any], maintain: Maintain | None = None) -> list[DerivedRule]:
+def copies_in(entry: ModelEntry, maintain: Maintain | None = None) -> list[DerivedRule]:
     """Return the rules that copy to a model what its documents refer to."""
     return [rule for rule in entry.rules.of_type(DerivedRule, maintain) if rule.is_copy]
 
 
-def copies_of(entry: ModelEntry[Any], maintain: Maintain | None = "write") -> list[DerivedRule]:
+def copies_of(entry: ModelEntry, maintain: Maintain | None = "write") -> list[DerivedRule]:
     """Return the rules that copy documents of a model to those that refer to them."""
     return [rule for rule in entry.effects.of_type(DerivedRule, maintain) if rule.is_copy]
 

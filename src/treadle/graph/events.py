@@ -17,7 +17,7 @@ AFTER = "fullDocument"
 
 @dataclass(slots=True)
 class Event:
-    """A change of one document, as the stream tells it."""
+    """A change of one document, as the stream reports it."""
 
     kind: str
     key: Any

@@ -70,10 +70,10 @@ class Graph:
         if not isinstance(limits, Limits | None):
             raise UsageError(f"limits={limits!r} is no Limits", code="limits-invalid")
         self.limits = limits or Limits()
-        self.entries: dict[type[Document], ModelEntry[Any]] = {}
-        self.by_collection: dict[str, ModelEntry[Any]] = {}
+        self.entries: dict[type[Document], ModelEntry] = {}
+        self.by_collection: dict[str, ModelEntry] = {}
         # Collections that patterns need beside the models' own, for set-up.
-        self.sides: dict[str, ModelEntry[Any]] = {}
+        self.sides: dict[str, ModelEntry] = {}
         for model in models:
             self._add(model)
         kinds.join(self)
@@ -118,7 +118,7 @@ class Graph:
             _refuse_maintained_keys(entry)
         self.shards.check(self.rules)
 
-    def _complete(self, entry: ModelEntry[Any]) -> None:
+    def _complete(self, entry: ModelEntry) -> None:
         """Set what is known of a model once all rules and their levels are."""
         find_effects(entry)
         entry.paths.fields = FieldPaths(entry.codec, entry.paths.owned_in_collection, entry.effects.followed)
@@ -134,7 +134,7 @@ class Graph:
             )
         if model in self.entries:
             return
-        entry: ModelEntry[Any] = ModelEntry(model, self.limits)
+        entry: ModelEntry = ModelEntry(model, self.limits)
         root = kinds.root_of(model)
         if root is not None and root is not model:
             self._add(root)
@@ -159,14 +159,14 @@ class Graph:
                 )
 
     def entry(self, model: type[D]) -> ModelEntry[D]:
-        """The entry of a model that was given to the Store."""
+        """Return the entry of a model that was given to the Store."""
         try:
             return self.entries[model]
         except (KeyError, TypeError):
             raise self.not_a_model(model) from None
 
     def not_a_model(self, given: Any) -> UsageError:
-        """What to say to a caller who names no model of this Store."""
+        """Return the error for a value that is no model of this Store."""
         known = ", ".join(sorted(each.__name__ for each in self.entries)) or "none"
         if isinstance(given, type) and issubclass(given, Document):
             what = f"{given.__name__} is not among the models of this Store ({known}); add it to models="
@@ -177,7 +177,7 @@ class Graph:
         return UsageError(what, code="model-unknown")
 
     def not_a_document(self, given: Any) -> UsageError:
-        """What to say to a caller who passes no document of this Store."""
+        """Return the error for a value that is no document of this Store."""
         if isinstance(given, Document):
             return self.not_a_model(type(given))
         if isinstance(given, type):
@@ -194,15 +194,15 @@ class Graph:
             code="model-unknown",
         )
 
-    def chosen(self, models: Iterable[type[Document]]) -> list[ModelEntry[Any]]:
-        """The entries of these models; of all, if none is named."""
+    def chosen(self, models: Iterable[type[Document]]) -> list[ModelEntry]:
+        """Return the entries of these models and their kinds; of all, if none is named."""
         chosen = [each for model in models for each in [self.entry(model), *self.entry(model).kinds.below]]
         return list(dict.fromkeys(chosen)) or list(self.entries.values())
 
-    # -- for the patterns' bind() -----------------------------------------------------
+    # -- for `bind` of patterns ----------------------------------------------------------------------
 
-    def resolve(self, source: Any, where: str) -> ModelEntry[Any]:
-        """The source of a declaration, which may be a class or a name."""
+    def resolve(self, source: Any, where: str) -> ModelEntry:
+        """Return the source of a declaration, which may be a class or a name."""
         if isinstance(source, str):
             for entry in self.entries.values():
                 if entry.model.__name__ == source:
@@ -221,9 +221,9 @@ class Graph:
             )
         return self.entries[source]
 
-    def add_side(self, model: type[Document], where: str) -> ModelEntry[Any]:
-        """The entry of a collection that a pattern keeps beside those of the models."""
-        entry: ModelEntry[Any] = ModelEntry(model, self.limits)
+    def add_side(self, model: type[Document], where: str) -> ModelEntry:
+        """Return the entry of a collection that a pattern keeps beside those of the models."""
+        entry: ModelEntry = ModelEntry(model, self.limits)
         if entry.collection in self.by_collection or entry.collection in self.sides:
             raise DeclarationError(
                 f"{where} names the collection {entry.collection!r}, which is used for something else; "
@@ -236,7 +236,7 @@ class Graph:
         return entry
 
     def check_reference(
-        self, reference: Path, referenced: ModelEntry[Any], where: str, to: str | None = None
+        self, reference: Path, referenced: ModelEntry, where: str, to: str | None = None
     ) -> str | None:
         held, expected, what = reference.shape, referenced.ids.shape, "the id of "
         key = None if to in (None, "id", "_id") else _alternate_key(referenced, to, where)
@@ -254,7 +254,7 @@ class Graph:
 
     # -- binding ------------------------------------------------------------------------
 
-    def _add_rule(self, entry: ModelEntry[Any], rule: Rule) -> None:
+    def _add_rule(self, entry: ModelEntry, rule: Rule) -> None:
         _require_carrier(rule)
         for own in rule.owns():
             _claim(entry, rule, own)
@@ -287,7 +287,7 @@ class Graph:
                 )
 
     def check_server(self, server: Capabilities) -> Capabilities:
-        """The server's capabilities, if every declaration can be kept with them."""
+        """Refuse declarations for which the server lacks something; returns its capabilities."""
         if not server.retryable_writes and not server.standalone:
             raise UsageError(
                 "this server refuses retryable writes, without which a write may be done twice after a lost "
@@ -311,12 +311,12 @@ class Graph:
 
 
 def graph_of(rule: Rule) -> Graph:
-    """The graph in which a rule is bound."""
+    """Return the graph in which a rule is bound."""
     assert isinstance(rule.models, Graph)
     return rule.models
 
 
-def _alternate_key(entry: ModelEntry[Any], name: str, where: str) -> Path:
+def _alternate_key(entry: ModelEntry, name: str, where: str) -> Path:
     """Return the field by which documents of a model are referred to; refuses one of several values."""
     path = resolve(entry.codec, name, where, "reference-key")
     if path.in_array or path.shape.kind in ("model", "map"):
@@ -328,7 +328,7 @@ def _alternate_key(entry: ModelEntry[Any], name: str, where: str) -> Path:
     return path
 
 
-def _claim(entry: ModelEntry[Any], rule: Rule, own: Owned) -> None:
+def _claim(entry: ModelEntry, rule: Rule, own: Owned) -> None:
     """Note a path that a rule maintains; refuses one that another rule maintains."""
     for taken, other in entry.paths.owned.items():
         if overlap(own.path, taken) and not (own.path == taken and own.shared and other.shared):
@@ -340,7 +340,7 @@ def _claim(entry: ModelEntry[Any], rule: Rule, own: Owned) -> None:
     entry.paths.owned.setdefault(own.path, own)
 
 
-def _refuse_maintained_keys(entry: ModelEntry[Any]) -> None:
+def _refuse_maintained_keys(entry: ModelEntry) -> None:
     """Refuse an alternate key that is not the caller's to write."""
     for path in entry.paths.alternate_keys:
         for maintained in entry.paths.owned:

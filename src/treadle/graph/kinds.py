@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 def root_of(model: type[Document]) -> type[Document] | None:
-    """The topmost class of a model's family; None for a model without a discriminator."""
+    """Return the topmost class of a model's family; None for a model without a discriminator."""
     settings = model.__treadle__
     if settings.discriminator is None:
         return None
@@ -52,7 +52,7 @@ def root_of(model: type[Document]) -> type[Document] | None:
 
 def join(graph: Models) -> None:
     """Make the families of a Store."""
-    by_root: dict[type[Document], list[ModelEntry[Any]]] = {}
+    by_root: dict[type[Document], list[ModelEntry]] = {}
     for entry in graph.entries.values():
         root = root_of(entry.model)
         if root is not None:
@@ -68,19 +68,19 @@ def join(graph: Models) -> None:
                 entry.kinds.stored = frozenset(_stored_kinds(entry, family))
 
 
-def _join(entry: ModelEntry[Any], family: KindFamily) -> None:
+def _join(entry: ModelEntry, family: KindFamily) -> None:
     kinds, others = entry.kinds, [each for each in family.members if each is not entry]
     kinds.family, kinds.root = family, family.root
     kinds.above = [each for each in others if issubclass(entry.model, each.model)]
     kinds.below = [each for each in others if issubclass(each.model, entry.model)]
 
 
-def _concrete(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
+def _concrete(entry: ModelEntry) -> list[ModelEntry]:
     """Return an entry and those below it, as far as documents are stored as their class."""
     return [each for each in [entry, *entry.kinds.below] if each.kinds.kind is not None]
 
 
-def _stored_kinds(entry: ModelEntry[Any], family: KindFamily) -> list[Any]:
+def _stored_kinds(entry: ModelEntry, family: KindFamily) -> list[Any]:
     """Return what the discriminator of an entry's documents holds."""
     return [stored for each in _concrete(entry) for stored in family.stored_as(each.kinds.kind)]
 
@@ -92,7 +92,7 @@ _SHARED_KEYWORDS = (
 )  # fmt: skip
 
 
-def _check_member(entry: ModelEntry[Any], family: KindFamily) -> None:
+def _check_member(entry: ModelEntry, family: KindFamily) -> None:
     name, root = entry.model.__name__, family.root
     if entry.ids.shape.python is not root.ids.shape.python:
         raise DeclarationError(
@@ -129,7 +129,7 @@ def _can_hold(field: StoredField, kind: KindValue) -> bool:
 
 def bind_scopes(graph: Models) -> None:
     """Give each entry its scopes, and the codec that reads what these see."""
-    codecs: dict[ModelEntry[Any], StoreCodec[Any]] = {}
+    codecs: dict[ModelEntry, StoreCodec[Any]] = {}
     for entry in graph.entries.values():
         set_scopes(entry)
         names = frozenset(stamped_names(entry.model))
@@ -147,7 +147,7 @@ def bind_scopes(graph: Models) -> None:
             codec.settle()
 
 
-def set_scopes(entry: ModelEntry[Any]) -> None:
+def set_scopes(entry: ModelEntry) -> None:
     """Make the scopes of an entry from its kinds and its soft delete."""
     own, exact = _kind_conditions(entry)
     field = entry.codec.by_name.get(entry.model.__treadle__.soft_delete or "")
@@ -173,7 +173,7 @@ def set_scopes(entry: ModelEntry[Any]) -> None:
 
 
 def add_to_scopes(rule: Rule) -> None:
-    """Let a rule contribute to the scopes of its model and its kinds."""
+    """Add the further collections of a rule to the scopes of its model and the related ones."""
     for collection, roles in rule.scope().collections.items():
         for entry in rule.target.kinds.related:
             for role in roles:
@@ -181,7 +181,7 @@ def add_to_scopes(rule: Rule) -> None:
                 setattr(entry, role, scope.within(*scope.collections, collection))
 
 
-def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Condition]]:
+def _kind_conditions(entry: ModelEntry) -> tuple[list[Condition], list[Condition]]:
     """Return which documents of the collection are an entry's own, and which have its own class."""
     family, own = entry.kinds.family, entry.kinds.kind
     if family is None:
@@ -207,10 +207,10 @@ def _kind_conditions(entry: ModelEntry[Any]) -> tuple[list[Condition], list[Cond
 
 
 # The declarations of each model, by their places.
-Declared: TypeAlias = dict[ModelEntry[Any], dict[str, Pattern]]
+Declared: TypeAlias = dict[ModelEntry, dict[str, Pattern]]
 
 
-def is_inherited(declared: Declared, entry: ModelEntry[Any], place: Place, pattern: Pattern) -> bool:
+def is_inherited(declared: Declared, entry: ModelEntry, place: Place, pattern: Pattern) -> bool:
     """Whether a declaration is inherited from a model above, where it is bound already."""
     declared.setdefault(entry, {})[place.stored] = pattern
     for other in entry.kinds.above:
@@ -245,7 +245,7 @@ def _union(lists: Iterable[Iterable[R]]) -> list[R]:
 
 
 def _scoped_formula(rule: Rule, expression: Any) -> Raw:
-    """The `$set` of a formula; in documents of other kinds it changes nothing."""
+    """Return the `$set` of a formula; in documents of other kinds it changes nothing."""
     target = rule.target
     if not target.kinds.stored or target.kinds.family is None:
         return {rule.path: expression}
@@ -260,8 +260,8 @@ def _scoped_formula(rule: Rule, expression: Any) -> Raw:
     return {segments[0]: {"$cond": [holds, value, f"${segments[0]}"]}}
 
 
-def build_formula_stages(target: ModelEntry[Any]) -> list[Raw]:
-    """The update stages that evaluate a model's formulas and its relatives', those that read others last."""
+def build_formula_stages(target: ModelEntry) -> list[Raw]:
+    """Return the update stages that evaluate the formulas of a model and the related ones, level by level."""
     if target.kinds.family is not None:
         # Each for itself: formulas of several kinds may set the same field.
         formulas = dict.fromkeys(
@@ -307,7 +307,7 @@ def bind_versions(graph: Models, write_versions: WriteVersions) -> None:
             )
 
 
-def stored_fields(entry: ModelEntry[Any]) -> frozenset[str]:
+def stored_fields(entry: ModelEntry) -> frozenset[str]:
     """The top-level stored names of the fields of a collection's models, its version left out."""
     names = {name for each in [entry, *entry.kinds.below] for name in each.codec.by_stored}
     if entry.kinds.family is not None:

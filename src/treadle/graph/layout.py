@@ -7,14 +7,15 @@ but the readers are plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
+from treadle.graph.query import Query
 from treadle.model.document import Document
 from treadle.model.text import get_logger
 from treadle.plan import Call, Plan, Raw, Read
@@ -40,24 +41,6 @@ class PageReader(Protocol[R_co]):
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[R_co]]:
         """The documents that can be emitted now."""
-
-
-# In the place of a document that could not be read.
-SKIPPED: Any = object()
-
-
-def skipping(load: Callable[[Raw], Any], noted: list[DataError]) -> Callable[[Raw], Any]:
-    """What reads documents and passes those over that do not fit; they are noted."""
-
-    def read(raw: Raw) -> Any:
-        try:
-            return load(raw)
-        except DataError as error:
-            log.warning("%s", error)
-            noted.append(error)
-            return SKIPPED
-
-    return read
 
 
 class Layout(Generic[D]):
@@ -112,7 +95,7 @@ class Layout(Generic[D]):
 
     def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
         """The first matching document, or None."""
-        reader = self.reader(filter, sort, 0, 1, card)
+        reader = self.reader(Query(filter, sort, limit=1, card=card))
         options, taken = reader.command.options, 0
         while not reader.done:
             most = options.get("limit") or reader.page
@@ -122,32 +105,12 @@ class Layout(Generic[D]):
                 return document
         return None
 
-    def reader(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        deleted: bool = False,
-        noted: list[DataError] | None = None,
-    ) -> PageReader[Any]:
-        """What reads the matching documents, page by page; the `deleted` ones instead, if asked.
-
-        Where errors are to be `noted`, documents that do not fit their model are passed over.
-        """
+    def reader(self, query: Query) -> PageReader[Any]:
+        """What reads the matching documents, page by page."""
         self._not_answered("find")
 
-    def everywhere(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        noted: list[DataError] | None = None,
-    ) -> Any:
-        """What reads the matching documents of both collections of a model that has two."""
+    def archive_reader(self, query: Query) -> Any:
+        """What reads the matching documents of a model's collection and of its archive."""
         self._not_answered("find(archived=True)")
 
     def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> PageReader[Any]:

@@ -7,7 +7,7 @@ fields that it reads. Rules are carried out level by level.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from treadle.errors import DeclarationError
 from treadle.graph.derived import (
@@ -30,19 +30,19 @@ class Level(NamedTuple):
 
     number: int
     # Those that aggregate, by their sources.
-    aggregates: Sequence[tuple[ModelEntry[Any], Sequence[DerivedRule]]]
+    aggregates: Sequence[tuple[ModelEntry, Sequence[DerivedRule]]]
     copies: Sequence[DerivedRule]
     # Those whose sources refer to the target by an alternate key.
     by_alternate_key: Sequence[DerivedRule]
 
 
-def set_levels(rules: Iterable[Rule], by_collection: Mapping[str, ModelEntry[Any]]) -> None:
+def set_levels(rules: Iterable[Rule], by_collection: Mapping[str, ModelEntry]) -> None:
     """Set the level of each rule; refuses a value that would be computed from itself."""
     for rule in rules:
         _set_level(rule, by_collection, [])
 
 
-def _set_level(rule: Rule, by_collection: Mapping[str, ModelEntry[Any]], waiting: list[Rule]) -> int:
+def _set_level(rule: Rule, by_collection: Mapping[str, ModelEntry], waiting: list[Rule]) -> int:
     if rule.level:
         return rule.level
     if rule in waiting:
@@ -66,7 +66,7 @@ def _set_level(rule: Rule, by_collection: Mapping[str, ModelEntry[Any]], waiting
     return level
 
 
-def _rules_read(rule: Rule, by_collection: Mapping[str, ModelEntry[Any]]) -> Iterator[Rule]:
+def _rules_read(rule: Rule, by_collection: Mapping[str, ModelEntry]) -> Iterator[Rule]:
     """Yield the rules whose maintained fields a rule reads."""
     for collection, paths in rule.reads().items():
         source = rule.source if rule.source.collection == collection else by_collection[collection]
@@ -81,13 +81,13 @@ def _reads_from(rule: Rule, paths: Set[str] | None, other: Rule) -> bool:
     return any(overlap(path, each) for path in paths for each in owned)
 
 
-def levels_of(entries: Sequence[ModelEntry[Any]], rules: Iterable[Rule]) -> list[Level]:
+def levels_of(entries: Sequence[ModelEntry], rules: Iterable[Rule]) -> list[Level]:
     """Return what follows a change, level by level."""
     return [_level(number, entries) for number in sorted({rule.level for rule in rules})]
 
 
-def _level(number: int, entries: Sequence[ModelEntry[Any]]) -> Level:
-    def of_level(entry: ModelEntry[Any], rules: Iterable[DerivedRule], end: str) -> list[DerivedRule]:
+def _level(number: int, entries: Sequence[ModelEntry]) -> Level:
+    def of_level(entry: ModelEntry, rules: Iterable[DerivedRule], end: str) -> list[DerivedRule]:
         # Each rule once: kinds have those of their base as well.
         return [rule for rule in rules if rule.level == number and getattr(rule, end) is entry]
 
@@ -104,7 +104,7 @@ def _level(number: int, entries: Sequence[ModelEntry[Any]]) -> Level:
 # -- the effects of a write -----------------------------------------------------------------------
 
 
-def find_effects(entry: ModelEntry[Any]) -> None:
+def find_effects(entry: ModelEntry) -> None:
     """Set what a write of a model entails, once all rules are bound."""
     effects, related = entry.effects, entry.kinds.related
     effects.followed = _followed_paths(entry)
@@ -116,7 +116,7 @@ def find_effects(entry: ModelEntry[Any]) -> None:
     effects.may_affect_itself = is_found_by_key or entry.collection in reached
 
 
-def _followed_paths(entry: ModelEntry[Any]) -> set[str] | None:
+def _followed_paths(entry: ModelEntry) -> set[str] | None:
     """Return the stored paths that a write must not change without being followed; None for all."""
     followed: set[str] = set()
     for rule in [*entry.effects.on_write, *_own_rules(entry)]:
@@ -134,7 +134,7 @@ def _followed_paths(entry: ModelEntry[Any]) -> set[str] | None:
     return {plain(path) for path in followed}
 
 
-def _own_rules(entry: ModelEntry[Any]) -> Iterator[Rule]:
+def _own_rules(entry: ModelEntry) -> Iterator[Rule]:
     """Yield the rules that follow a document's own writes."""
     for each in entry.kinds.related:
         for rule in each.rules:
@@ -142,9 +142,9 @@ def _own_rules(entry: ModelEntry[Any]) -> Iterator[Rule]:
                 yield rule
 
 
-def models_reached(entry: ModelEntry[Any]) -> list[ModelEntry[Any]]:
+def models_reached(entry: ModelEntry) -> list[ModelEntry]:
     """Return the models that a write of this one may change in the same commit."""
-    reached: list[ModelEntry[Any]] = []
+    reached: list[ModelEntry] = []
     pending = [rule.target for rule in entry.effects.on_write]
     while pending:
         target = pending.pop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from treadle.errors import DeclarationError
 from treadle.graph.model_entry import ModelEntry
@@ -115,7 +115,7 @@ class LifecycleRule(Rule):
 KEYWORDS: dict[str, Pattern] = {"revision": Revision(), "soft_delete": SoftDelete()}
 
 
-def declared(entry: ModelEntry[Any]) -> Iterator[tuple[Place, Pattern]]:
+def declared(entry: ModelEntry) -> Iterator[tuple[Place, Pattern]]:
     """Yield the class keywords of a model that name such a field."""
     for keyword, pattern in KEYWORDS.items():
         name = getattr(entry.model.__treadle__, keyword)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from treadle.errors import DeclarationError
 from treadle.graph.ids import IdCodec
@@ -18,7 +20,8 @@ from treadle.model.document import Document
 from treadle.plan import Raw, by_id
 from treadle.query.field_paths import FieldPaths
 
-D = TypeVar("D", bound=Document)
+# `ModelEntry` alone is a model of any class.
+D = TypeVar("D", bound=Document, default=Any)
 R = TypeVar("R")
 
 
@@ -112,21 +115,21 @@ class ModelRules(RuleSet):
 class Kinds:
     """Which documents of its collection are a model's own, where several models share it."""
 
-    def __init__(self, entry: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         self._entry = entry
         # What the class itself says; None for an abstract one, which stands for the kinds below it.
         self.kind = entry.model.__treadle__.kind
         # All models of the collection; None where there is only one.
         self.family: KindFamily | None = None
         # The entry that stands for the whole collection, and the classes above and below this one.
-        self.root: ModelEntry[Any] = entry
-        self.above: list[ModelEntry[Any]] = []
-        self.below: list[ModelEntry[Any]] = []
+        self.root: ModelEntry = entry
+        self.above: list[ModelEntry] = []
+        self.below: list[ModelEntry] = []
         # What the discriminator holds in documents of this model; empty where it may hold anything.
         self.stored: frozenset[Any] = frozenset()
 
     @property
-    def related(self) -> list[ModelEntry[Any]]:
+    def related(self) -> list[ModelEntry]:
         """The entries that some document may share with this one; itself among them."""
         return [*self.above, self._entry, *self.below]
 
@@ -135,15 +138,15 @@ class Kinds:
         """The projection that contains a document's id and its class."""
         return {"_id": 1} if self.family is None else {"_id": 1, self.family.discriminator: 1}
 
-    def of(self, raw: Any) -> ModelEntry[Any]:
+    def of(self, raw: Any) -> ModelEntry:
         """Return the entry of a stored document's own class."""
         return self._entry if self.family is None else self.family.of(raw)
 
-    def split(self, raws: Iterable[R]) -> Iterable[tuple[ModelEntry[Any], list[R]]]:
+    def split(self, raws: Iterable[R]) -> Iterable[tuple[ModelEntry, list[R]]]:
         """Return documents, or tuples that begin with one, by their own class."""
         if self.family is None:
             return [(self._entry, list(raws))]
-        groups: dict[ModelEntry[Any], list[R]] = {}
+        groups: dict[ModelEntry, list[R]] = {}
         for each in raws:
             groups.setdefault(self.of(each[0] if isinstance(each, tuple) else each), []).append(each)
         return list(groups.items())
@@ -152,12 +155,12 @@ class Kinds:
 class KindFamily:
     """The entries that share one collection, root first."""
 
-    def __init__(self, root: ModelEntry[Any], members: Sequence[ModelEntry[Any]]) -> None:
+    def __init__(self, root: ModelEntry, members: Sequence[ModelEntry]) -> None:
         self.root = root
         self.members = members
         settings = root.model.__treadle__
         self.discriminator: str = settings.discriminator or ""
-        self.by_kind: dict[Any, ModelEntry[Any]] = {}
+        self.by_kind: dict[Any, ModelEntry] = {}
         for entry in members:
             kind = entry.kinds.kind
             other = entry if kind is None else self.by_kind.setdefault(kind, entry)
@@ -181,7 +184,7 @@ class KindFamily:
         """Return what the discriminator of a kind's documents holds; None is also where there is none."""
         return [kind, None] if kind == self.default and kind is not None else [kind]
 
-    def of(self, raw: Any) -> ModelEntry[Any]:
+    def of(self, raw: Any) -> ModelEntry:
         """Return the entry of a stored document's own class; the root where its kind is not known."""
         kind = raw.get(self.discriminator) if isinstance(raw, dict) else None
         try:

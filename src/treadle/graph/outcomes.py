@@ -1,4 +1,4 @@
-"""What set-up, proof, long runs and summaries tell their callers."""
+"""The results that set-up, verify, long runs and reads return to their callers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something stored is not what it should be."""
+    """A stored value that differs from its recomputed one."""
 
     pattern: str
     model: str
@@ -38,12 +38,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a long run has come with one model."""
+    """How far a long run is with one model."""
 
     model: str
     done: int
     total: int
-    # How long the rest will take at the pace so far, where that is known.
+    # How long the rest takes at the pace so far, where that is known.
     seconds_left: float | None = None
 
 
@@ -57,24 +57,24 @@ class Pace:
         raise NotImplementedError  # pragma: no cover
 
     def sized(self, most: int) -> int:
-        """How many documents to take at a time, at most so many."""
+        """Return how many documents to take at a time."""
         raise NotImplementedError  # pragma: no cover
 
     def begins_after(self, model: str) -> list[Any] | None:
-        """The id, in a list, after which to begin with a model; None for its first document."""
+        """Return the id, in a list, after which to begin with a model; None for its first document."""
         raise NotImplementedError  # pragma: no cover
 
     def rest(self, documents: int, last: list[Any] | None = None) -> Plan[None]:
-        """Note how far the run came, and wait as long as the pace demands."""
+        """Record how far the run is, and wait as long as the pace demands."""
         raise NotImplementedError  # pragma: no cover
 
     def found(self, findings: Sequence[Finding]) -> Plan[None]:
-        """Keep what a page showed, before the page counts as done."""
+        """Keep the findings of a page, before the page counts as done."""
         raise NotImplementedError  # pragma: no cover
 
 
 def resting(report: Report | None, documents: int, last: list[Any] | None = None) -> Plan[None]:
-    """Rest between two pages, if whoever wants to hear of the run also sets its pace."""
+    """Rest between two pages, if the report sets the pace."""
     if isinstance(report, Pace):
         yield from report.rest(documents, last)
 
@@ -106,7 +106,7 @@ class State(Generic[T]):
     revision: int
     valid_from: dt.datetime
     valid_to: dt.datetime | None
-    # How many states before this one are not known, because another writer's were not seen.
+    # How many states before this one are not known: another program made them.
     missed: int = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -128,7 +128,7 @@ class FieldSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What one bucket says about its readings, by the names of the fields."""
+    """The statistics that one bucket keeps of its readings, by field."""
 
     start: dt.datetime
     end: dt.datetime

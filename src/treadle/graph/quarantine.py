@@ -1,4 +1,4 @@
-"""Documents that could not be handled, noted with the reason, so that the others go on.
+"""Documents that could not be processed, recorded with the reason, so that all others are.
 
 A row of `treadle.set_aside`:
 
@@ -8,7 +8,7 @@ A row of `treadle.set_aside`:
 - `reason` and `code`: the server's number, or the code of our own error.
 - `since` and `at`: when it was set aside first and last; `attempts`: how often.
 
-Whoever brings the document in deletes the row (`upkeep/retries.py`).
+A retry that succeeds deletes the row (`upkeep/retries.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 
 def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[None]:
-    """Note a document that could not be handled, and go on; it is logged once."""
+    """Record a document that could not be processed. It is logged once."""
     code = code_of(error)
     if (yield from note_aside(label, collection, key, message_of(error), code)):
         # What the server says may quote the document, and has no place in a log.
@@ -48,7 +48,7 @@ def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[N
 def note_aside(
     label: str, collection: str, key: Any, reason: str, code: int | str | None = None
 ) -> Plan[bool]:
-    """Note a document with the reason why it is passed over; whether it was not noted before."""
+    """Record a document with the reason. Returns whether it was not recorded before."""
     named = storable_key(key)
     identity = {"rule": label, "collection": collection, "key": named}
     sets: Raw = {
@@ -65,7 +65,7 @@ def note_aside(
 
 
 def code_of(error: Exception) -> int | str:
-    """The server's number, our own code, or the kind of error."""
+    """Return the server's number, our own code, or the class of an error."""
     if isinstance(error, TreadleError):
         return error.code
     if not isinstance(error, PyMongoError):
@@ -76,7 +76,7 @@ def code_of(error: Exception) -> int | str:
 
 
 def storable_key(key: Any) -> Any:
-    """The key itself, or its text where no `_id` can hold it."""
+    """Return the key itself, or its text where no `_id` can hold it."""
     try:
         small = len(bson.encode({"": key}, codec_options=CODEC_OPTIONS)) <= KEY_BYTES_MAX
         if small and _has_plain_names(key):
@@ -97,11 +97,8 @@ def _has_plain_names(value: Any) -> bool:
     return not isinstance(value, (DBRef, UndecodableId))
 
 
-# -- going on --------------------------------------------------------------------------------------
-
-
 def readable(label: str, reading: Plan[list[Raw]]) -> Plan[list[Raw]]:
-    """The documents of a read that can be decoded; the others are set aside. Not inside a transaction."""
+    """Return the documents of a read that can be decoded; sets the others aside. Not inside a transaction."""
     try:
         return (yield from reading)
     except Unreadable as error:
@@ -110,13 +107,13 @@ def readable(label: str, reading: Plan[list[Raw]]) -> Plan[list[Raw]]:
 
 
 def set_aside_unreadable(label: str, error: Unreadable) -> Plan[None]:
-    """Note each document of a reply that cannot be decoded."""
+    """Record each document of a reply that cannot be decoded."""
     for each in error.singly():
         yield from set_aside(label, each.collection, each.failed[0][0], each)
 
 
 def around(label: str, collection: str, key: Any, work: Plan[R]) -> Plan[R | None]:
-    """What a work on one document returns; None where the document stands in the way, and is set aside."""
+    """Return the result of work on one document; None if the document makes it fail, and is set aside."""
     try:
         return (yield from work)
     except Exception as error:

@@ -44,7 +44,7 @@ STATE = f"{RESERVED}.state"
 class Place:
     """Where a declaration stands: document, path to the declaring model, field."""
 
-    entry: ModelEntry[Any]
+    entry: ModelEntry
     owner: Codec[Any]
     steps: tuple[Step, ...]
     field: StoredField
@@ -81,8 +81,8 @@ class ClassPlace(Place):
 class Models(Protocol):
     """All models of a Store, as rules see them; `graph.py` has the one implementation."""
 
-    entries: dict[type[Document], ModelEntry[Any]]
-    by_collection: dict[str, ModelEntry[Any]]
+    entries: dict[type[Document], ModelEntry]
+    by_collection: dict[str, ModelEntry]
     limits: Limits
     # Every rule once, when all are bound.
     rules: list[Rule]
@@ -90,14 +90,14 @@ class Models(Protocol):
     def entry(self, model: type[D]) -> ModelEntry[D]:
         """The entry of a model that was given to the Store."""
 
-    def resolve(self, source: Any, where: str) -> ModelEntry[Any]:
+    def resolve(self, source: Any, where: str) -> ModelEntry:
         """The source of a declaration, which may be a class or a name."""
 
-    def add_side(self, model: type[Document], where: str) -> ModelEntry[Any]:
+    def add_side(self, model: type[Document], where: str) -> ModelEntry:
         """The entry of a collection that a pattern keeps beside those of the models."""
 
     def check_reference(
-        self, reference: Path, referenced: ModelEntry[Any], where: str, to: str | None = None
+        self, reference: Path, referenced: ModelEntry, where: str, to: str | None = None
     ) -> str | None:
         """Refuse a reference whose type cannot hold the id, or the field `to`, that it is to hold.
 
@@ -138,7 +138,7 @@ class Storage(NamedTuple):
     """What `setup()` must create for a rule, and check first."""
 
     # For speed; an index that begins with the same keys will do.
-    indexes: Sequence[tuple[ModelEntry[Any], IndexModel]] = ()
+    indexes: Sequence[tuple[ModelEntry, IndexModel]] = ()
     # Of the target: writes are refused while one of these is missing.
     unique: Sequence[IndexModel] = ()
     # Returns the error that explains what a unique index refused, if it is about this rule.
@@ -181,7 +181,7 @@ class Rule:
         self.place = place
         self.target = place.entry
         # The model from whose documents it is made; by default the target itself.
-        self.source: ModelEntry[Any] = place.entry
+        self.source: ModelEntry = place.entry
         self.path = place.stored
         self.level = 0
         # What the model's author wrote; set when the rule is bound.

@@ -85,7 +85,7 @@ class Scope:
     # The model's own, then its archive.
     collections: tuple[str, ...]
     conditions: tuple[Condition, ...]
-    # The conditions of documents of the model's very class, without its kinds.
+    # The conditions of documents of the model's own class, without the kinds below it.
     exact_conditions: tuple[Condition, ...]
     versions: VersionChain
     # Outdated documents that are upgraded at a time.
@@ -97,17 +97,17 @@ class Scope:
         return self.collections[1] if len(self.collections) > 1 else None
 
     def within(self, *collections: str) -> Scope:
-        """The same in other collections."""
+        """Return the same scope in other collections."""
         return replace(self, collections=collections)
 
     @cached_property
     def exact(self) -> Scope:
-        """The same for documents of the model's very class, without its kinds."""
+        """The same scope for documents of the model's own class, without the kinds below it."""
         return replace(self, conditions=self.exact_conditions)
 
     @cached_property
     def with_deleted(self) -> Scope:
-        """The same with soft-deleted documents."""
+        """The same scope with soft-deleted documents."""
         conditions, exact = (
             tuple(each for each in some if each.name != ACTIVE)
             for some in (self.conditions, self.exact_conditions)
@@ -124,19 +124,19 @@ class Scope:
         return merged
 
     def filter(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
-        """The condition of the current documents that match; the caller must not modify the result.
+        """Return the condition of current documents that match; the caller must not modify the result.
 
-        An outdated document meets it by what it holds as it is stored.
+        An outdated document is compared as it is stored.
         """
         stored = self._stored
         return beside(stored, own) if own else stored
 
     def current(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
-        """The same without outdated documents."""
+        """Return the same condition without outdated documents."""
         return beside(self.versions.current_only, self.filter(own))
 
     def stored(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
-        """A condition that every stored document meets which, once it is upgraded, matches."""
+        """Return a condition that every stored document meets which matches once it is upgraded."""
         if not self.splits(own):
             return self.filter(own)
         chain = self.versions
@@ -152,7 +152,7 @@ class Scope:
         return image.collection in self.collections and self.admits(image.document)
 
     def through(self, before: Image | None, after: Image | None) -> tuple[Raw | None, Raw | None]:
-        """A change as this scope sees it: a document that leaves it is deleted, one that enters it is new."""
+        """Return a change as this scope sees it: one that leaves it is deleted, one that enters it is new."""
         return (
             before.document if before is not None and self.holds(before) else None,
             after.document if after is not None and self.holds(after) else None,
@@ -175,7 +175,7 @@ class Scope:
     # -- documents ---------------------------------------------------------------------------------
 
     def load(self, raws: Sequence[Raw], collection: str, failed: Failed | None = None) -> Plan[list[Image]]:
-        """Stored documents as images, whether or not this scope sees them.
+        """Return stored documents as images, whether or not this scope sees them.
 
         One that cannot be upgraded is quarantined, and added to `failed`.
         """
@@ -203,7 +203,7 @@ class Scope:
         projection: Raw | None = None,
         failed: Failed | None = None,
     ) -> Plan[list[Image]]:
-        """Everything in the scope that matches, of all versions, in all collections.
+        """Return everything in the scope that matches, of all versions, in all collections.
 
         Documents that cannot be read are quarantined, and added to `failed`.
         A projection must leave out nothing that a migration or a formula reads.
@@ -222,7 +222,7 @@ class Scope:
         return images[:limit] if limit else images
 
     def readable(self, reading: Plan[list[Raw]], failed: Failed | None = None) -> Plan[list[Raw]]:
-        """The documents of a read that can be decoded; the others are quarantined, and added to `failed`."""
+        """Return the documents of a read that can be decoded; quarantines others, adding them to `failed`."""
         documents, _ = yield from readable_page(self.label, reading, None, _noting(failed))
         return documents
 
@@ -233,7 +233,7 @@ class Scope:
         collection: str | None = None,
         failed: Failed | None = None,
     ) -> Plan[list[Image]]:
-        """The outdated documents of one collection that match once they are upgraded.
+        """Return the outdated documents of one collection that match once they are upgraded.
 
         A divided filter is a caller's, which holds the conditions of its scope.
         """
@@ -280,7 +280,7 @@ class Scope:
         outdated: Sequence[Raw] | None = None,
         keep: Callable[[Raw], bool] | None = None,
     ) -> Plan[list[Raw]]:
-        """The rows that stages give for what matches: a set for each part, which the caller merges.
+        """Return the rows that stages give for what matches: a set for each part, which the caller merges.
 
         `reads` are the paths that the stages read, None for any. With outdated
         documents a part is a page of these, of which `outdated` are the
@@ -303,7 +303,7 @@ class Scope:
         reads: Iterable[str] | None = None,
         keep: Callable[[Raw], bool] | None = None,
     ) -> Plan[list[Raw]]:
-        """For each key (KEY) the rows (ROWS) that stages give for what refers to it at `path`, by an index.
+        """Return for each key (KEY) the rows (ROWS) that stages give for what refers to it at `path`.
 
         The other arguments are those of `group`; what `outdated` stages give is added as it is. A transaction
         looks up no sharded collection.
@@ -329,7 +329,7 @@ class Scope:
         reads: Iterable[str] | None,
         keep: Callable[[Raw], bool] | None,
     ) -> Plan[list[Raw]]:
-        """The rows of each collection: by a pipeline for current documents, by stages for outdated ones."""
+        """Return the rows of each collection: a pipeline for current documents, stages for outdated ones."""
         splits, condition = self.splits(own, reads), self.filter(own)
         current = beside(self.versions.current_only, condition) if splits else condition
         names = _names_read(condition, reads, self.versions.field)
@@ -358,7 +358,7 @@ class Scope:
         rows.extend((yield from self.evaluate(chosen, stages)))
 
     def evaluate(self, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
-        """The rows that stages give for documents at hand, whether or not this scope sees them."""
+        """Return the rows that stages give for documents at hand, whether or not this scope sees them."""
         rows: list[Raw] = []
         for some in command_chunks(documents):
             rows += yield from aggregate(self.collections[0], [*given(some), *stages])
@@ -374,7 +374,7 @@ class Scope:
         collection: str | None = None,
         projection: Raw | None = None,
     ) -> Plan[ScopePage]:
-        """Images of the next stored documents of one collection; the model's own, unless another is named.
+        """Return images of the next stored documents of one collection; by default the model's own.
 
         A projection must leave out nothing that a migration, a formula or a
         condition reads.
@@ -396,7 +396,7 @@ def _noting(failed: Failed | None) -> Callable[[Unreadable], None]:
 
 
 def _names_read(condition: Raw, reads: Iterable[str] | None, version_field: str) -> frozenset[str] | None:
-    """The top-level fields that a condition and stages read; None for any."""
+    """Return the top-level fields that a condition and stages read; None for any."""
     paths = filter_references(condition)
     if reads is None or paths is None:
         return None
@@ -404,7 +404,10 @@ def _names_read(condition: Raw, reads: Iterable[str] | None, version_field: str)
 
 
 def beside(one: Mapping[str, Any], other: Mapping[str, Any]) -> Raw:
-    """Two conditions as one: beside each other, so that a partial index is used, unless a name is in both."""
+    """Return two conditions as one.
+
+    They stand beside each other, so that a partial index serves, unless they share a name.
+    """
     if one.keys() & other.keys():
         return {"$and": [dict(one), dict(other)]}
     return {**one, **other}
@@ -416,7 +419,7 @@ def is_one_of(values: Sequence[Any]) -> Raw:
 
 
 def _in_order(images: Sequence[Image], sort: SortKeys) -> list[Image]:
-    """The images of several parts in the server's order."""
+    """Return the images of several parts in the server's order."""
     ordered = list(images)
     # From the last key to the first: each sort keeps the order of what is equal.
     for path, direction in reversed(sort):
@@ -427,7 +430,7 @@ def _in_order(images: Sequence[Image], sort: SortKeys) -> list[Image]:
 
 
 def _rank(image: Image, names: Sequence[str], greatest: bool) -> tuple[int, Any]:
-    """Where the server sorts a document by a path: an array by its least element, or its greatest."""
+    """Return where the server sorts a document by a path: an array by its least element, or its greatest."""
     ranks = [order_key(value) for value in _values(image.document, names)]
     if not ranks:
         # An empty array comes before null.

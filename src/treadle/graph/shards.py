@@ -45,7 +45,7 @@ class _Choice(NamedTuple):
 class Shards:
     """The sharded collections of a Store, with the stored paths of their keys."""
 
-    def __init__(self, entries: Iterable[ModelEntry[Any]]) -> None:
+    def __init__(self, entries: Iterable[ModelEntry]) -> None:
         self.keys: dict[str, tuple[str, ...]] = {}
         for entry in entries:
             paths = _paths(entry)
@@ -194,7 +194,7 @@ def _with_argument(command: Call | Read, at: int, argument: Any) -> Command:
     return replace(command, arguments=(*command.arguments[:at], argument, *command.arguments[at + 1 :]))
 
 
-def _paths(entry: ModelEntry[Any]) -> tuple[str, ...]:
+def _paths(entry: ModelEntry) -> tuple[str, ...]:
     """The stored paths of a model's shard key; empty where it has none."""
     label, paths = f"{entry.model.__name__} (shard_key=)", []
     for name in entry.model.__treadle__.shard_key or ():

@@ -23,14 +23,17 @@ Note: TypeAlias = Callable[[Unreadable], None]
 
 
 def starting_at(last: list[Any] | None) -> Raw:
-    """The options by which a find starts at an id; a range query ends where the type of the ids changes."""
+    """Return the options by which a find starts at an id.
+
+    A range query would end where the type of the ids changes.
+    """
     return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
 
 
 def matching(
     collection: str, condition: Raw, last: list[Any] | None, limit: int, projection: Raw | None = None
 ) -> Plan[list[Raw]]:
-    """The next documents that match a condition, as many as fit into one reply; never the last one again."""
+    """Return the next documents that match, as many as fit into one reply; never the last one again."""
     if last is not None and isinstance(last[0], UndecodableId):
         beyond = {"$and": [condition, last[0].greater()]}
         return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **one_reply(limit)))
@@ -42,7 +45,7 @@ def matching(
 def readable_page(
     label: str, reading: Plan[list[Raw]], last: list[Any] | None, note: Note | None = None
 ) -> Plan[tuple[list[Raw], list[Any] | None]]:
-    """The documents of a page that can be decoded, and the id of its last one in a list; None at the end.
+    """Return the documents of a page that can be decoded, and the last id in a list; None at the end.
 
     The others are passed to `note` and quarantined, unless the caller may only read.
     """
@@ -70,6 +73,6 @@ def quarantine_quietly(make: Callable[[], Plan[None]]) -> Plan[None]:
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Items in pieces of a size."""
+    """Yield items in pieces of a size."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

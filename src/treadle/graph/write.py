@@ -28,7 +28,7 @@ R = TypeVar("R")
 class Selector(NamedTuple):
     """The documents that a write is about: a model and a stored filter, which is never parsed again."""
 
-    model: ModelEntry[Any]
+    model: ModelEntry
     filter: Raw
 
     @property
@@ -64,9 +64,11 @@ class Selector(NamedTuple):
 class Write(Generic[R]):
     """One write: what happens in its commit, and what its caller gets."""
 
-    entry: ModelEntry[Any]
+    entry: ModelEntry
     # The documents that it is about, where it updates, replaces or deletes.
     filter: Raw
+    # Whether a duplicate key may be the document of a concurrent write, so that it is tried again.
+    races = False
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
 

@@ -23,6 +23,7 @@ from treadle.graph.calls import RelatingRule
 from treadle.graph.changes import Before, Change, Changes
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Finding
+from treadle.graph.query import Query
 from treadle.graph.rule import REVISION, TRANSACTIONS, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Image
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
@@ -95,7 +96,7 @@ class LinksRule(RelatingRule):
         key = self.target.ids.encode(id)
         belongs: Raw = {"$or": [{"_id": {"$eq": key}}, {self.field: {"$eq": key}}]}
         chosen = belongs if filter is None else {"$and": [belongs, filter]}
-        reader = DocumentLayout(self.target, write_path).reader(chosen, sort, 0, limit)
+        reader = DocumentLayout(self.target, write_path).reader(Query(chosen, sort, limit=limit))
         return reader.in_pages_of(RELATED_PAGE)
 
     def _linked(self, image: Before) -> dict[Any, Any]:

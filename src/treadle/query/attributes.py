@@ -123,8 +123,8 @@ class _Pair(_Map):
         present = {"$elemMatch": {"k": self.name}}
         return {self.path: present if operand else {"$not": present}}
 
-    def holds(self, condition: Any, **more: Any) -> Raw:
-        return {self.path: {"$elemMatch": {"k": self.name, self.part: condition, **more}}}
+    def holds(self, condition: Any) -> Raw:
+        return {self.path: {"$elemMatch": {"k": self.name, self.part: condition}}}
 
     def among(self, values: Any) -> Raw:
         if None in values or any(isinstance(each, dict) for each in values):
@@ -136,7 +136,8 @@ class _Pair(_Map):
             # A document without the name has null there.
             return {self.path: {"$not": {"$elemMatch": {"k": self.name, self.part: {"$ne": None}}}}}
         if _has_unit(value):
-            return self.holds({"$eq": value["value"]}, u=value["unit"])
+            whole = {"k": self.name, "v": {"$eq": value["value"]}, "u": value["unit"]}
+            return {self.path: {"$elemMatch": whole}}
         # A pattern is searched for, not compared with.
         return self.holds(value if isinstance(value, PATTERNS) else {"$eq": value})
 

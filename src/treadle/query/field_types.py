@@ -75,14 +75,12 @@ class FieldType:
     codec: ModelCodec
     shape: Shape = ANY
     schema: Schema | None = None
-    # Makes the function that stores a valid value; where it is None, a value is stored as it was given.
-    encoder: Callable[[], Encoder | None] = lambda: None
+    # The field of the model that the whole place is.
+    field: StoredField | None = None
     # Whether a valid value here leaves everything around it valid.
     certain: bool = False
     # Whether every document has a value here.
     required: bool = False
-    # Whether a serializer of the model's author makes the stored form.
-    has_own_form: bool = False
     # A value of a map is validated together with its key.
     pair: tuple[str, FieldType] | None = None
 
@@ -144,7 +142,10 @@ class FieldType:
 
     @cached_property
     def store(self) -> Encoder | None:
-        return self.encoder()
+        """What stores a valid value; None where a value is stored as it was given."""
+        if self.field is None:
+            return encoder_of(self.codec, self.shape)
+        return field_encoder(self.codec, self.field)
 
     def accepts(self, value: Any) -> bool:
         """Whether a stored value can be read here, as far as this place alone tells."""
@@ -175,16 +176,13 @@ class FieldType:
     @property
     def serialized(self) -> list[FieldType]:
         """This type and that of its elements, where values have a stored form of the user's own."""
-        types = [self, self.element] if self.element is not None else [self]
-        return [each for each in types if each.has_own_form or _has_own_form(each.shape)]
+        own = self.field is not None and self.field.name in own_serializers(self.codec.model)
+        types = [self] if own or _has_own_form(self.shape) else []
+        return types if self.element is None else [*types, *self.element.serialized]
 
     def _inner(self, shape: Shape, schema: Any) -> FieldType:
         inner = None if self.schema is None or schema is None else self.schema._replace(schema=schema)
-
-        def encoder() -> Encoder:
-            return encoder_of(self.codec, shape)
-
-        return FieldType(self.codec, shape, inner, encoder, certain=self.is_open, required=not shape.optional)
+        return FieldType(self.codec, shape, inner, certain=self.is_open, required=not shape.optional)
 
 
 def _has_own_form(shape: Shape) -> bool:
@@ -207,10 +205,9 @@ def field_type(codec: ModelCodec, field: StoredField, *, certain: bool = True) -
         codec,
         field.shape,
         schema if alone else None,
-        lambda: field_encoder(codec, field),
+        field,
         certain=certain and alone and not judges_the_whole(codec.model),
         required=field.info.is_required() and not field.shape.optional,
-        has_own_form=field.name in own_serializers(codec.model),
     )
 
 

@@ -10,8 +10,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan
-from treadle.store import common
-from treadle.store.async_snapshot import moment
+from treadle.store.async_results import snapshot
 from treadle.store.async_writer import AsyncWriter
 
 if TYPE_CHECKING:
@@ -58,13 +57,12 @@ class AsyncArray:
         return await self._read(self._calls.page(number, size), session)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async with moment(self._store, self._store._within(None)) as (session, snapshot):
-            reader = self._calls.reader(snapshot)
+        async with snapshot(self._store, self._store._within(None)) as (session, is_snapshot):
+            reader = self._calls.reader(is_snapshot)
             while not reader.over:
-                for item in await self._store.runner.read(reader.next(), session):
+                for item in await self._store.runner.call(reader.next(), session, answers=True):
                     yield item
 
     async def _read(self, plan: Plan[R], session: Session) -> R:
-        async with moment(self._store, self._store._within(session)) as (own, _):
-            with common.encoding():
-                return await self._store.runner.read(plan, own)
+        async with snapshot(self._store, self._store._within(session)) as (own, _):
+            return await self._store.runner.call(plan, own, answers=True)

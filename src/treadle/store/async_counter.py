@@ -130,7 +130,7 @@ class AsyncCounter:
             every = self.rule.declared.every
             for key, n in sums.items():
                 if n and self._random() * every < 1:
-                    self._note(await self._store._apart(self._calls.sample(key, n * every)))
+                    self._note(await self._store._perform(self._calls.sample(key, n * every)))
             return
         if self._kind == "durable":
             with deadline.within(self._store._seconds):
@@ -236,14 +236,14 @@ class AsyncCounter:
     async def pending(self) -> dict[Any, Any]:
         """What is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
-            return await self._store._apart(self._calls.pending())
+            return await self._store._perform(self._calls.pending())
         return self._buffer.pending()
 
     async def read(self, id: Any, exact: bool = False) -> Any:
         """The stored number, or the exact one: with what is pending. None if there is no document."""
         plan = self._calls.read(id, exact, self._buffer)
         if not exact or self._kind != "memory":
-            return await self._store._apart(plan, answers=not exact)
+            return await self._store._perform(plan, answers=not exact)
         async with self._in_turn():
             return await self._store.runner.run(plan)
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Literal
 
+from pymongo.errors import PyMongoError
+
 from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import common
-from treadle.store.async_history import AsyncPast
+from treadle.store.async_reads import AsyncReads
+from treadle.store.background import LEASE_RENEWALS, repeating_async
 
 
-class AsyncOperations(AsyncPast):
+class AsyncOperations(AsyncReads):
     """What an operator asks of a store."""
 
     # -- proof and repair ---------------------------------------------------------------
@@ -116,6 +120,24 @@ class AsyncOperations(AsyncPast):
             return await self.runner.run(rule.archive(now, None, True))
         async with self._recorded("archive", [model], throttle, progress) as job:
             return await self.runner.run(rule.archive(now, job, False))
+
+    async def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[upkeep.schedule.Ran]:
+        """Do the scheduled work that is due, by the server's clock or at `now`. Returns what was done."""
+        async with self.runner.database.client.start_session() as session, self._owning() as owner:
+            scheduler = upkeep.schedule.Scheduler(
+                self.graph,
+                await self._capabilities(),
+                owner=owner,
+                session=session.session_id["id"],
+                is_dead=common.is_dead,
+            )
+            seconds = self.graph.limits.schedule_lease_seconds / LEASE_RENEWALS
+            try:
+                async with repeating_async(seconds, lambda: self.runner.run(scheduler.lease.renew())):
+                    return await self.runner.run(scheduler.run_due(now, dry_run), session)
+            finally:
+                with contextlib.suppress(PyMongoError):
+                    await self.runner.run(scheduler.lease.release())
 
     async def findings(self) -> list[upkeep.findings.KeptFinding]:
         """Where the last verify of each model found something wrong; without values."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Generic, TypeVar
 
 from bson.errors import InvalidBSON
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -14,8 +15,10 @@ from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
 from treadle.store import common
 from treadle.store.async_runner import AsyncRunner
+from treadle.store.async_writer import AsyncWriter
 
 R = TypeVar("R")
+Session = AsyncClientSession | None
 
 
 class AsyncResults(Generic[R]):
@@ -47,7 +50,7 @@ class AsyncResults(Generic[R]):
 async def read_pages(
     reader: PageReader[R],
     runner: AsyncRunner,
-    session: AsyncClientSession | None,
+    session: Session,
     first: Callable[[], Awaitable[None]] | None = None,
     noted: list[DataError] | None = None,
 ) -> AsyncGenerator[R]:
@@ -75,7 +78,9 @@ async def read_pages(
                 except ENCODING_ERRORS as error:
                     raise not_storable(error, reading.command.collection) from error
                 raws, unreadable = reading.take(page, skip=noted is not None)
-                for document in await runner.read(reader.take(raws, len(page) < reader.page), session):
+                for document in await runner.call(
+                    reader.take(raws, len(page) < reader.page), session, answers=True
+                ):
                     yield document
                 if unreadable is not None and noted is None:
                     raise unreadable
@@ -83,3 +88,28 @@ async def read_pages(
                     noted += unreadable.singly()
             else:
                 return
+
+
+@asynccontextmanager
+async def snapshot(store: AsyncWriter, session: Session) -> AsyncGenerator[tuple[Session, bool]]:
+    """Give a session whose reads all see one moment, where the server has such, and whether they do."""
+    if session is not None or not (await store._capabilities()).snapshots:
+        yield session, session is not None and session.in_transaction
+        return
+    async with store.runner.database.client.start_session(snapshot=True) as own:
+        yield own, True
+
+
+async def read_both(both: Any, store: AsyncWriter, session: Session) -> AsyncGenerator[Any]:
+    """Stream the documents that a reader merges from the pages of two cursors."""
+    async with AsyncExitStack() as stack:
+        within, _ = await stack.enter_async_context(snapshot(store, session))
+        cursors = [
+            await stack.enter_async_context(await store.runner.opened(command, within))
+            for command in both.commands
+        ]
+        while not both.done:
+            for at in both.wanting:
+                both.fill(at, await cursors[at].to_list(both.page))
+            for document in await store.runner.call(both.take(), within, answers=True):
+                yield document

@@ -50,7 +50,7 @@ from treadle.plan.decoding import (
     unreadable_result,
 )
 from treadle.plan.server_errors import is_passing
-from treadle.store import ambient_transaction, common, deadline
+from treadle.store import caller_transactions, common, deadline
 from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_transactions import ABORT_SECONDS, in_transaction
 from treadle.store.caller_transactions import Transactions
@@ -125,10 +125,6 @@ class AsyncRunner:
             collection = self._decisive[name] = self._primary[name]
         return collection
 
-    async def read(self, plan: Plan[R], session: Session = None) -> R:
-        """Perform a plan that answers the caller: its reads follow the client's read preference."""
-        return await self.run(plan, session, answers=True)
-
     def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> Awaitable[R]:
         """Perform a plan; inside `session`'s transaction if it has one.
 
@@ -155,7 +151,7 @@ class AsyncRunner:
                         session is None
                         and self.shares
                         and _is_shared(command, answers)
-                        and not ambient_transaction.by_driver()
+                        and not caller_transactions.has_driver_session()
                     ):
                         result = await self.share(command)
                     elif answers:
@@ -298,7 +294,11 @@ class AsyncRunner:
 
     async def aimed(self, command: Read, session: Session) -> Read:
         """The command of a cursor that streams; with the shard key where there is one."""
-        return command if self._shards is None else await self.read(self._shards.aimed(command), session)
+        return (
+            command
+            if self._shards is None
+            else await self.run(self._shards.aimed(command), session, answers=True)
+        )
 
     async def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of any read; its documents as bytes if `raw`."""

@@ -24,11 +24,9 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.filters import Sort
-from treadle.store import common
-from treadle.store.ambient_transaction import joining
+from treadle.store import caller_transactions, common
 from treadle.store.async_array import AsyncArray
 from treadle.store.async_counter import AsyncCounter
-from treadle.store.async_due import run_due
 from treadle.store.async_operations import AsyncOperations
 from treadle.store.async_transactions import abort, commit
 from treadle.store.async_tree import AsyncTreeHandle
@@ -167,10 +165,10 @@ class AsyncStore(AsyncOperations):
     async def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
-        if session is None and self._free_to_write:
+        if self._is_steady and self._may_share(session):
             command = calls.insert_command(document)
             if command is not None:
-                await self._at_once(calls, command)
+                await self._share_insert(calls, command)
                 return document
         return await self._write(calls.insert(document), session)
 
@@ -339,10 +337,6 @@ class AsyncStore(AsyncOperations):
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return AsyncWorker(self, name)
 
-    async def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[upkeep.schedule.Ran]:
-        """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
-        return await run_due(self, now, dry_run)
-
     def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
         """The tree of a model that declares one."""
         return AsyncTreeHandle(self, model)
@@ -390,7 +384,7 @@ class AsyncStore(AsyncOperations):
         Raises at the end if nothing of it can be committed.
         """
         self.runner.transactions.begin(session)
-        with joining(self, session):
+        with caller_transactions.enter(self, session):
             yield
         self.runner.transactions.require_open(session)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -13,6 +13,7 @@ from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
 from treadle.store import common
+from treadle.store.async_results import AsyncResults
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.async_writer import AsyncWriter
 
@@ -23,33 +24,18 @@ D = TypeVar("D", bound=Document)
 Session = AsyncClientSession | None
 
 
-class AsyncNodes(Generic[D]):
+class AsyncNodes(AsyncResults[D]):
     """The nodes that a tree streams; iterate it, once, or await it for a list."""
 
     def __init__(self, runner: AsyncRunner, reader: handle.Nodes[D], session: Session) -> None:
-        self._nodes = _stream(runner, reader, session)
-
-    def __aiter__(self) -> AsyncIterator[D]:
-        return self._nodes
-
-    async def __anext__(self) -> D:
-        return await anext(self._nodes)
+        super().__init__(_stream(runner, reader, session))
 
     def __await__(self) -> Generator[Any, Any, list[D]]:
         return self.to_list().__await__()
 
-    async def to_list(self) -> list[D]:
-        """All remaining nodes, in memory."""
-        return [node async for node in self._nodes]
-
-    async def close(self) -> None:
-        """Release the cursor early."""
-        await self._nodes.aclose()
-
 
 async def _stream(runner: AsyncRunner, reader: handle.Nodes[D], session: Session) -> AsyncGenerator[D]:
-    with common.encoding():
-        read = await runner.read(reader.first(), session)
+    read = await runner.call(reader.first(), session, answers=True)
     while read is not None:
         try:
             with common.encoding():

@@ -24,9 +24,8 @@ from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_passing
 from treadle.store import common
-from treadle.store.async_due import LEASE_RENEWALS
 from treadle.store.async_writer import AsyncWriter
-from treadle.store.background import on_terminate, repeating_async
+from treadle.store.background import LEASE_RENEWALS, on_terminate, repeating_async
 from treadle.upkeep.stream import WORKER_AWAIT_SECONDS, WORKER_BACKOFF_SECONDS
 
 # How long run_until_idle waits for another worker.

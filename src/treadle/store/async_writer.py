@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle import upkeep
 from treadle.engine.document_layout import layout_of
 from treadle.engine.indexes import check_sharded
-from treadle.engine.lease import let_go
+from treadle.engine.lease import release_all
 from treadle.engine.write_path import WritePath
 from treadle.errors import TreadleError
 from treadle.graph.graph import Graph
@@ -27,7 +27,7 @@ from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.store import ambient_transaction, common, deadline
+from treadle.store import caller_transactions, common, deadline
 from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_runner import AsyncRunner
 
@@ -92,63 +92,28 @@ class AsyncWriter:
     def _within(self, session: Session) -> Session:
         """The session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
-            ambient_transaction.refuse_other(self, session)
+            caller_transactions.refuse_other(self, session)
             return session
-        inherited: Session = ambient_transaction.current(self)
+        inherited: Session = caller_transactions.current(self)
         return inherited
 
-    def _write(self, plan: Plan[R], session: Session = None) -> Awaitable[R]:
-        if (
-            self._seconds is None
-            and self._steady
-            and session is None
-            and ambient_transaction.current(self) is None
-        ):
-            # The same in short, for the most frequent case.
-            return self.runner.call(plan)
-        return self._write_with_care(plan, session)
-
-    async def _at_once(self, calls: Layout[Any], command: Call) -> Any:
-        """The outcome of a write that is one command; or its error, in the caller's words."""
-        try:
-            return await self.runner.share(command)
-        except Exception as error:
-            better = calls.refusal(error, command)
-            if better is error:
-                raise
-            raise better from error
-
-    async def _write_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), common.encoding():
-            if self._known is None or self.database.client.topology_description is not self._topology:
+    async def _write(self, plan: Plan[R], session: Session = None) -> R:
+        """Perform a plan that writes, inside the caller's transaction if one is open."""
+        with deadline.within(self._seconds):
+            if not self._is_steady:
                 await self._look()
             within = self._within(session)
-            if within is None or not within.in_transaction:
-                return await self.runner.run(plan, within)
-            return await self._write_inside(plan, within)
-
-    @property
-    def _free_to_read(self) -> bool:
-        """Whether a read of a caller without a session takes no care, and may go together with others."""
-        return self._seconds is None and self._greeted and self.runner.shares and ambient_transaction.nobody()
-
-    @property
-    def _free_to_write(self) -> bool:
-        """The same of a write."""
-        return self._seconds is None and self._steady and self.runner.shares and ambient_transaction.nobody()
-
-    @property
-    def _steady(self) -> bool:
-        """Whether the server is still the one that was looked at."""
-        return self._known is not None and self.database.client.topology_description is self._topology
+            if within is not None and within.in_transaction:
+                return await self._write_inside(plan, within)
+            return await self.runner.call(plan, within)
 
     async def _write_inside(self, plan: Plan[R], session: AsyncClientSession) -> R:
-        """Perform a plan inside a transaction of the caller, which is over if that fails half way."""
+        """Perform a plan inside a transaction of the caller, which is over if the plan fails half way."""
         transactions = self.runner.transactions
         transactions.require_open(session)
         changes = transactions.changes(session)
         try:
-            return await self.runner.run(plan, session)
+            return await self.runner.call(plan, session)
         except BaseException as error:
             # Cancelled or cut off, too: its caller may catch that and go on.
             ended = isinstance(error, OperationFailure) and not isinstance(error, TreadleError)
@@ -156,25 +121,43 @@ class AsyncWriter:
                 await self.runner.end_refused(session)
             raise
 
-    def _read(self, plan: Plan[R], session: Session = None) -> Awaitable[R]:
-        if self._seconds is None and self._greeted:
-            return self.runner.call(plan, self._within(session), answers=True)
-        return self._read_with_care(plan, session)
+    async def _read(self, plan: Plan[R], session: Session = None) -> R:
+        """Perform a plan that reads as the caller chose to read."""
+        with deadline.within(self._seconds):
+            if not self._greeted:
+                await self._greet()
+            return await self.runner.call(plan, self._within(session), answers=True)
 
-    async def _read_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), common.encoding():
-            if not self._greeted and self._streams:
-                # Refuses a server that has none.
-                await self._look()
-            elif not self._greeted:
-                await self.runner.run(greet())
-                self._greeted = True
-            return await self.runner.read(plan, self._within(session))
+    async def _perform(self, plan: Plan[R], *, answers: bool = False) -> R:
+        """Perform a plan within the caller's time, and outside of its transaction."""
+        with deadline.within(self._seconds):
+            return await self.runner.call(plan, answers=answers)
 
-    async def _apart(self, plan: Plan[R], *, answers: bool = False) -> R:
-        """Perform a plan that belongs to no transaction of the caller, within the caller's time."""
-        with deadline.within(self._seconds), common.encoding():
-            return await self.runner.run(plan, answers=answers)
+    async def _share_insert(self, calls: Layout[Any], command: Call) -> None:
+        """Store a document by a command that may share a round trip."""
+        try:
+            await self.runner.share(command)
+        except Exception as error:
+            # Whatever failed, in the caller's words; an error that is clear enough stays as it is.
+            better = calls.refusal(error, command)
+            if better is error:
+                raise
+            raise better from error
+
+    def _may_share(self, session: Session) -> bool:
+        """Whether a call without a session may share a round trip, as one command without a plan."""
+        return (
+            session is None
+            and self._seconds is None
+            and self._greeted
+            and self.runner.shares
+            and caller_transactions.is_outside()
+        )
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether the server is still the one that was looked at."""
+        return self._known is not None and self.database.client.topology_description is self._topology
 
     async def _share(self, write: Write[Any], alone: bool, session: Session) -> Any:
         """Return the outcome of a write, committed together with concurrent ones."""
@@ -196,7 +179,7 @@ class AsyncWriter:
             except BaseException:
                 # Ctrl-C and a cancelled task too. If it fails, the lease runs out by itself.
                 with contextlib.suppress(PyMongoError):
-                    await self.runner.run(let_go(owner))
+                    await self.runner.run(release_all(owner))
                 raise
 
     async def _capabilities(self) -> Capabilities:
@@ -229,24 +212,32 @@ class AsyncWriter:
         assert self._known is not None
         self._known.require_transactions(what, "use Store.local()")
 
+    async def _greet(self) -> None:
+        """Refuse a server that is too old, or that lacks change streams where a rule follows them."""
+        if self._streams:
+            await self._look()
+        else:
+            await self.runner.run(greet())
+            self._greeted = True
+
     async def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
 
         Asked once, and again after a failover. Until the new primary answers,
         what the former one could do will serve.
         """
-        topology = self.database.client.topology_description
-        if self._known is not None and topology is self._topology:
+        if self._is_steady:
             return
+        topology = self.database.client.topology_description
         primaries = common.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
-                found = await self.runner.run(read_capabilities(self._uses))
+                known = await self.runner.run(read_capabilities(self._uses))
             except PyMongoError:
                 if self._known is None:
                     raise
                 return
-            self._learn(found)
+            self._learn(known)
             self.write_path.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description

@@ -15,6 +15,8 @@ from pymongo.errors import PyMongoError
 from treadle.graph.quarantine import log
 from treadle.plan.server_errors import is_bug
 
+# How often a lease is renewed within its time.
+LEASE_RENEWALS = 3
 # A timer that is never due.
 FOREVER_SECONDS = 1e9
 

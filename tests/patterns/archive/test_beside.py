@@ -8,8 +8,10 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated, Any
 
+import pytest
+
 from tests.patterns.archive.models import NOW, OLD, YEAR, Letter
-from treadle import Archive, Attributes, Document, History, Limits, Store
+from treadle import Archive, Attributes, Document, History, Limits, Store, UsageError
 from treadle.engine.document_layout import layout_of
 from treadle.graph.write import Selector
 from treadle.patterns.archive import moves
@@ -40,13 +42,16 @@ def test_what_is_archived_is_found_by_the_indexes_of_its_patterns(run, database)
 
 
 def test_find_in_both_places_takes_the_other_words_of_find(run, database):
-    """The deleted ones alone, and past those that do not fit."""
+    """Deleted documents are not archived; documents that do not fit are passed over."""
     store = run.store([Tool])
     store.setup()
     store.insert_many([Tool(id=key, date=OLD) for key in range(3)])
     store.delete(Tool, 2)
     store.archive(Tool, now=NOW)
-    assert [2] == [each.id for each in store.find(Tool, archived=True, deleted=True)]
+    with pytest.raises(UsageError, match="not both") as refused:
+        store.find(Tool, archived=True, deleted=True)
+    assert "filter-invalid" == refused.value.code
+    assert [2] == [each.id for each in store.find(Tool, deleted=True)]
     database["old_tools"].update_one({"_id": 0}, {"$set": {"weight": "heavy"}})
     found = store.find(Tool, archived=True, sort="_id", invalid="skip")
     assert ([1], 1) == ([each.id for each in found], len(found.invalid))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from treadle.engine.document_layout import DocumentLayout
-from treadle.engine.write_path import BLOCKED_MAX
+from treadle.engine.write_path import ATTEMPTS_MAX
 from treadle.errors import DataError
 from treadle.graph.write import Selector, Write
 from treadle.model.document import Document
@@ -28,7 +28,7 @@ class ArchiveLayout(DocumentLayout[D]):
     def _execute(self, make: Callable[[], Write[R]]) -> Plan[R]:
         """Execute a write of one document; if it is archived, again after it was restored."""
         write = make()
-        for _ in range(BLOCKED_MAX):
+        for _ in range(ATTEMPTS_MAX):
             try:
                 outcome = yield from self.write_path.execute(write)
             except DataError as error:

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from treadle.engine import crud, reads
+from treadle.engine import reads
 from treadle.engine.documents import as_stored, as_written, dump, dump_all, gone, require_filter, translated
 from treadle.engine.updates import change_of, check_returns
 from treadle.errors import DataError, UsageError
-from treadle.graph.layout import PageReader, skipping
+from treadle.graph.layout import PageReader
 from treadle.graph.operations import Returns
 from treadle.graph.outcomes import Summary
+from treadle.graph.query import Query
 from treadle.model.document import Document
 from treadle.model.encodable import check_batch
 from treadle.patterns.bucket import reading, series
@@ -124,38 +125,14 @@ class BucketLayout(BucketUpkeep[D]):
 
     # -- reading --------------------------------------------------------------------------
 
-    def reader(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        deleted: bool = False,
-        noted: list[DataError] | None = None,
-    ) -> reading.Reader:
-        if deleted:
+    def reader(self, query: Query) -> reading.Reader:
+        if query.deleted:
             self._not_answered("find(…, deleted=True)")
-        crud.check_window(skip, limit)
-        load = crud.loader(self.entry, card)
-        load = load if noted is None else skipping(load, noted)
-        return reading.Reader(self.spec, filter, sort, skip, limit, load, card and card.paths)
+        query.require_window()
+        return reading.Reader(self.spec, query)
 
-    def everywhere(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        noted: list[DataError] | None = None,
-    ) -> reading.BothReader:
-        crud.check_window(skip, limit)
-        load = crud.loader(self.entry, card)
-        load = load if noted is None else skipping(load, noted)
-        return reading.BothReader(
-            reading.Reader(self.spec, filter, sort, skip, limit, load, card and card.paths)
-        )
+    def archive_reader(self, query: Query) -> reading.ArchiveReader:
+        return reading.ArchiveReader(self.reader(query))
 
     def aged_by(self, path: str) -> str | None:
         return self.spec.names.end if path == self.spec.time.stored else None

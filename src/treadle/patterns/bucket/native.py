@@ -24,6 +24,7 @@ from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
+from treadle.graph.query import Query
 from treadle.graph.stored_pages import chunks
 from treadle.model.codec import StoredField
 from treadle.model.document import Document, Indexed
@@ -166,24 +167,15 @@ class NativeLayout(Layout[D]):
 
     # -- reading --------------------------------------------------------------------------
 
-    def reader(
-        self,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        card: Any = None,
-        deleted: bool = False,
-        noted: list[DataError] | None = None,
-    ) -> DocumentReader[Any]:
-        if deleted:
+    def reader(self, query: Query) -> DocumentReader[Any]:
+        if query.deleted:
             self._not_answered("find(…, deleted=True)")
-        command = crud.find_command(self.entry, filter, sort, skip, limit, card)
-        if sort is None:
+        command = crud.find_command(self.entry, query)
+        if query.sort is None:
             # In the order of time, as of buckets; the server has its own in the order of their windows.
             order = {"sort": [(self.time.stored, 1)], "allow_disk_use": True}
             command = replace(command, options={**command.options, **order})
-        return DocumentReader(self.entry, command, filter, card, noted)
+        return DocumentReader(self.entry, command, query)
 
     def page(
         self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None

@@ -9,20 +9,20 @@ first; with a limit it keeps only as many as will be shown.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 from treadle.errors import UsageError
-from treadle.graph.layout import SKIPPED
+from treadle.graph.query import SKIPPED, Query
 from treadle.graph.stored_pages import Note, readable_page
 from treadle.patterns.bucket.matching import Opened, Selection, open_buckets, select
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
 from treadle.plan.decoding import UndecodableId
 from treadle.query.comparison import order_key
-from treadle.query.filters import Sort, sort_keys
+from treadle.query.filters import sort_keys
 from treadle.query.keys import freeze
 from treadle.query.paths import ARRAYS, Path, top, value_at, values_at
 
@@ -35,30 +35,23 @@ BUCKET_HELD_MAX = 1_000_000
 class Reader:
     """Turns pages of buckets into readings, filtered, sorted and cut."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-        load: Callable[[Raw], Any],
-        paths: Iterable[str] | None = None,
-    ) -> None:
+    def __init__(self, spec: Spec, query: Query) -> None:
         self.spec = spec
-        self._load = load
-        self.selection = select(spec, filter)
-        self.keys = sort_keys(sort, spec.entry.paths.fields) or []
-        # The fields that nobody asks for, in the card, the sort or the filter.
+        self._load = query.loader(spec.entry.codec)
+        self.selection = select(spec, query.filter)
+        self.keys = sort_keys(query.sort, spec.entry.paths.fields) or []
+        # The fields that are in neither the card, the sort nor the filter.
         self._unread = frozenset[str]()
-        named = None if paths is None else _named(filter or {})
-        if paths is not None and named is not None:
-            asked = {*map(top, paths), *(top(path) for path, _ in self.keys), *named, spec.time.stored}
+        named = None if query.card is None else _named(query.filter or {})
+        if query.card is not None and named is not None:
+            sorted_by = [top(path) for path, _ in self.keys]
+            asked = {*map(top, query.card.paths), *sorted_by, *named, spec.time.stored}
             self._unread = frozenset(spec.value_names) - asked
         _check_sort(spec, self.keys)
-        self.skip = skip
-        self.remaining = limit or None
-        self._few = bool(limit) and (limit or 0) + skip <= 1000
+        limit = query.limit or 0
+        self.skip = query.skip
+        self.remaining = query.limit or None
+        self._few = 0 < limit <= 1000 - query.skip
         self.page = BUCKET_SMALL_PAGE if self._few else spec.limits.bucket_page
         self.done = False
         self._held: list[Raw] = []
@@ -187,7 +180,7 @@ def _named(filter: Mapping[str, Any]) -> set[str] | None:
     return names
 
 
-class BothReader:
+class ArchiveReader:
     """Readings of buckets in two collections, such as a model's own and its archive."""
 
     def __init__(self, reader: Reader) -> None:

@@ -23,6 +23,7 @@ from treadle.model.document import Document
 from treadle.patterns.history.rows import HistoryRows
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.query.filters import parse_filter
+from treadle.query.paths import put, value_at
 
 NEWEST = [("valid_from", DESCENDING)]
 
@@ -80,20 +81,27 @@ class HistoryHandle:
     # -- the way back ----------------------------------------------------------------
 
     def revert(self, id: Any, revision: int) -> Plan[Any]:
-        """Write the document as it was in an earlier state: a new state, the same fields."""
+        """Write the document as it was in an earlier state: a new state, the same fields.
+
+        What only an insert may set, such as the place in a tree, stays as it is.
+        """
         # Of whichever kind it was, and is.
         whole, key = self.rule.target, self.entry.ids.encode(id)
-        document = (yield from load(whole, [(yield from self._document_of(key, revision))]))[0]
-        graph = self.write_path.graph
-        layout = layout_of(graph.entry(type(document)), self.write_path)
+        state = yield from upgraded(whole, [(yield from self._document_of(key, revision))])
+        document = whole.codec.load(state[0])
+        layout = layout_of(self.write_path.graph.entry(type(document)), self.write_path)
         stored = whole.kinds.root.targets.with_deleted
         images = yield from stored.find(by_id(key))
         if not images and (yield from layout.bring_back(Selector(whole, by_id(key)))):
             images = yield from stored.find(by_id(key))
         if not images:
             return (yield from layout.insert(document))
-        was = whole.kinds.of(images[0].document)
-        return (yield from self.write_path.execute(Revert(layout.entry, document, was)))
+        now = images[0].document
+        for path, owned in layout.entry.paths.owned.items():
+            if owned.insert_may_set:
+                put(state[0], path, value_at(now, path))
+        document = whole.codec.load(state[0])
+        return (yield from self.write_path.execute(Revert(layout.entry, document, whole.kinds.of(now))))
 
 
 class Revert(Write[Any]):

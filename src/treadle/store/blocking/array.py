@@ -11,8 +11,7 @@ from pymongo.client_session import ClientSession
 from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import Plan
-from treadle.store import common
-from treadle.store.blocking.snapshot import moment
+from treadle.store.blocking.results import snapshot
 from treadle.store.blocking.writer import Writer
 
 if TYPE_CHECKING:
@@ -59,11 +58,11 @@ class Array:
         return self._read(self._calls.page(number, size), session)
 
     def __iter__(self) -> Iterator[Any]:
-        with moment(self._store, self._store._within(None)) as (session, snapshot):
-            reader = self._calls.reader(snapshot)
+        with snapshot(self._store, self._store._within(None)) as (session, is_snapshot):
+            reader = self._calls.reader(is_snapshot)
             while not reader.over:
-                yield from self._store.runner.read(reader.next(), session)
+                yield from self._store.runner.call(reader.next(), session, answers=True)
 
     def _read(self, plan: Plan[R], session: Session) -> R:
-        with moment(self._store, self._store._within(session)) as (own, _), common.encoding():
-            return self._store.runner.read(plan, own)
+        with snapshot(self._store, self._store._within(session)) as (own, _):
+            return self._store.runner.call(plan, own, answers=True)

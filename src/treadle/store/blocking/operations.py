@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Literal
 
+from pymongo.errors import PyMongoError
+
 from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import common
-from treadle.store.blocking.history import Past
+from treadle.store.background import LEASE_RENEWALS, repeating
+from treadle.store.blocking.reads import Reads
 
 
-class Operations(Past):
+class Operations(Reads):
     """What an operator asks of a store."""
 
     # -- proof and repair ---------------------------------------------------------------
@@ -115,6 +119,24 @@ class Operations(Past):
             return self.runner.run(rule.archive(now, None, True))
         with self._recorded("archive", [model], throttle, progress) as job:
             return self.runner.run(rule.archive(now, job, False))
+
+    def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[upkeep.schedule.Ran]:
+        """Do the scheduled work that is due, by the server's clock or at `now`. Returns what was done."""
+        with self.runner.database.client.start_session() as session, self._owning() as owner:
+            scheduler = upkeep.schedule.Scheduler(
+                self.graph,
+                self._capabilities(),
+                owner=owner,
+                session=session.session_id["id"],
+                is_dead=common.is_dead,
+            )
+            seconds = self.graph.limits.schedule_lease_seconds / LEASE_RENEWALS
+            try:
+                with repeating(seconds, lambda: self.runner.run(scheduler.lease.renew())):
+                    return self.runner.run(scheduler.run_due(now, dry_run), session)
+            finally:
+                with contextlib.suppress(PyMongoError):
+                    self.runner.run(scheduler.lease.release())
 
     def findings(self) -> list[upkeep.findings.KeptFinding]:
         """Where the last verify of each model found something wrong; without values."""

@@ -4,23 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pydantic import BaseModel
 from pymongo.client_session import ClientSession
 
-from treadle.errors import DataError, NotFound
+from treadle.errors import DataError, NotFound, UsageError
+from treadle.graph.calls import past_of, relating_of
 from treadle.graph.card import card_of
 from treadle.graph.layout import PageReader
-from treadle.graph.outcomes import Page
+from treadle.graph.outcomes import Page, State
+from treadle.graph.query import Query
 from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.filters import Sort
 from treadle.store import common
-from treadle.store.blocking.results import Results, read_pages
-from treadle.store.blocking.snapshot import read_both
+from treadle.store.blocking.results import Results, read_both, read_pages
 from treadle.store.blocking.writer import Writer
 from treadle.store.common import Invalid
+
+if TYPE_CHECKING:
+    from treadle.patterns.history.handle import HistoryHandle
 
 D = TypeVar("D", bound=Document)
 C = TypeVar("C", bound=BaseModel)
@@ -51,7 +56,7 @@ class Reads(Writer):
     def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
         """The document with this id, or None."""
         calls, card = self._calls(model), None if into is None else self._card(model, into)
-        if session is None and card is None and self._free_to_read:
+        if card is None and self._may_share(session):
             command = calls.read_command(id)
             if command is not None:
                 raw = self.runner.share(command)
@@ -178,13 +183,18 @@ class Reads(Writer):
         with `invalid="skip"` it is passed over, and `invalid` of the results
         lists the errors.
         """
-        noted, card = common.noting(invalid), self._card(model, into)
-        # What is deleted softly is never archived.
-        if archived and not deleted:
-            both = self._calls(model).everywhere(filter, sort, skip, limit, card, noted)
-            return Results(read_both(both, self, self._within(session)), noted)
-        reader = self._calls(model).reader(filter, sort, skip, limit, card, deleted, noted)
-        return self._results(reader, session, noted)
+        if archived and deleted:
+            raise UsageError(
+                "find takes deleted=True or archived=True, not both: a soft-deleted document is never "
+                "archived, so leave archived= out",
+                code="filter-invalid",
+            )
+        errors, card = common.noting(invalid), self._card(model, into)
+        query = Query(filter, sort, skip, limit, card, deleted, errors)
+        if archived:
+            both = self._calls(model).archive_reader(query)
+            return Results(read_both(both, self, self._within(session)), errors)
+        return self._results(self._calls(model).reader(query), session, errors)
 
     @overload
     def search(
@@ -294,3 +304,43 @@ class Reads(Writer):
     ) -> Results[Any]:
         """What a pipeline makes of the documents, streamed: dicts of Python values, or models."""
         return self._results(self._calls(model).aggregate(pipeline, into), session)
+
+    # -- former states, and documents that belong together ---------------------------------
+
+    def _past(self, model: type[Document]) -> HistoryHandle:
+        entry = self.graph.entry(model)
+        handle: HistoryHandle = past_of(entry).calls(self.write_path, entry)
+        return handle
+
+    def history(self, model: type[D], id: Any, session: Session = None) -> Results[State[D]]:
+        """The states of a document, the newest first, streamed."""
+        return self._results(self._past(model).states(id), session)
+
+    def at(self, model: type[D], id: Any, moment: datetime, session: Session = None) -> D | None:
+        """The document as it was at a moment, or None where there was none."""
+        document: D | None = self._read(self._past(model).at(id, moment), session)
+        return document
+
+    def find_at(self, model: type[D], filter: Any, moment: datetime, session: Session = None) -> Results[D]:
+        """The documents that matched at a moment, as they were, streamed in the order of their ids."""
+        return self._results(self._past(model).find_at(filter, moment), session)
+
+    def revert(self, model: type[D], id: Any, revision: int, session: Session = None) -> D:
+        """Write a document as it was in an earlier state, as a new one; one that was deleted comes back."""
+        document: D = self._write(self._past(model).revert(id, revision), session)
+        return document
+
+    # -- documents that belong together ------------------------------------------------
+
+    def related(
+        self,
+        model: type[Document],
+        id: Any,
+        filter: Any = None,
+        sort: Sort | None = None,
+        limit: int | None = None,
+        session: Session = None,
+    ) -> Results[Any]:
+        """A document and all that are linked to it, streamed, each as its own class; in one query."""
+        rule = relating_of(self.graph.entry(model))
+        return self._results(rule.related(self.write_path, id, filter, sort, limit), session)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Generic, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, Generic, TypeVar
 
 from bson.errors import InvalidBSON
 from pymongo.client_session import ClientSession
@@ -15,8 +16,10 @@ from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
 from treadle.store import common
 from treadle.store.blocking.runner import Runner
+from treadle.store.blocking.writer import Writer
 
 R = TypeVar("R")
+Session = ClientSession | None
 
 
 class Results(Generic[R]):
@@ -48,7 +51,7 @@ class Results(Generic[R]):
 def read_pages(
     reader: PageReader[R],
     runner: Runner,
-    session: ClientSession | None,
+    session: Session,
     first: Callable[[], None] | None = None,
     noted: list[DataError] | None = None,
 ) -> Generator[R]:
@@ -76,10 +79,31 @@ def read_pages(
                 except ENCODING_ERRORS as error:
                     raise not_storable(error, reading.command.collection) from error
                 raws, unreadable = reading.take(page, skip=noted is not None)
-                yield from runner.read(reader.take(raws, len(page) < reader.page), session)
+                yield from runner.call(reader.take(raws, len(page) < reader.page), session, answers=True)
                 if unreadable is not None and noted is None:
                     raise unreadable
                 if unreadable is not None and noted is not None:
                     noted += unreadable.singly()
             else:
                 return
+
+
+@contextmanager
+def snapshot(store: Writer, session: Session) -> Generator[tuple[Session, bool]]:
+    """Give a session whose reads all see one moment, where the server has such, and whether they do."""
+    if session is not None or not store._capabilities().snapshots:
+        yield session, session is not None and session.in_transaction
+        return
+    with store.runner.database.client.start_session(snapshot=True) as own:
+        yield own, True
+
+
+def read_both(both: Any, store: Writer, session: Session) -> Generator[Any]:
+    """Stream the documents that a reader merges from the pages of two cursors."""
+    with ExitStack() as stack:
+        within, _ = stack.enter_context(snapshot(store, session))
+        cursors = [stack.enter_context(store.runner.opened(command, within)) for command in both.commands]
+        while not both.done:
+            for at in both.wanting:
+                both.fill(at, cursors[at].to_list(both.page))
+            yield from store.runner.call(both.take(), within, answers=True)

@@ -51,7 +51,7 @@ from treadle.plan.decoding import (
     unreadable_result,
 )
 from treadle.plan.server_errors import is_passing
-from treadle.store import ambient_transaction, common, deadline
+from treadle.store import caller_transactions, common, deadline
 from treadle.store.blocking.batching import Batcher
 from treadle.store.blocking.transactions import ABORT_SECONDS, in_transaction
 from treadle.store.caller_transactions import Transactions
@@ -126,10 +126,6 @@ class Runner:
             collection = self._decisive[name] = self._primary[name]
         return collection
 
-    def read(self, plan: Plan[R], session: Session = None) -> R:
-        """Perform a plan that answers the caller: its reads follow the client's read preference."""
-        return self.run(plan, session, answers=True)
-
     def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
         """Perform a plan; inside `session`'s transaction if it has one.
 
@@ -156,7 +152,7 @@ class Runner:
                         session is None
                         and self.shares
                         and _is_shared(command, answers)
-                        and not ambient_transaction.by_driver()
+                        and not caller_transactions.has_driver_session()
                     ):
                         result = self.share(command)
                     elif answers:
@@ -295,7 +291,9 @@ class Runner:
 
     def aimed(self, command: Read, session: Session) -> Read:
         """The command of a cursor that streams; with the shard key where there is one."""
-        return command if self._shards is None else self.read(self._shards.aimed(command), session)
+        return (
+            command if self._shards is None else self.run(self._shards.aimed(command), session, answers=True)
+        )
 
     def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of any read; its documents as bytes if `raw`."""

@@ -25,11 +25,9 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.filters import Sort
-from treadle.store import common
-from treadle.store.ambient_transaction import joining
+from treadle.store import caller_transactions, common
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
-from treadle.store.blocking.due import run_due
 from treadle.store.blocking.operations import Operations
 from treadle.store.blocking.transactions import abort, commit
 from treadle.store.blocking.tree import TreeHandle
@@ -161,10 +159,10 @@ class Store(Operations):
     def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
-        if session is None and self._free_to_write:
+        if self._is_steady and self._may_share(session):
             command = calls.insert_command(document)
             if command is not None:
-                self._at_once(calls, command)
+                self._share_insert(calls, command)
                 return document
         return self._write(calls.insert(document), session)
 
@@ -325,10 +323,6 @@ class Store(Operations):
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return Worker(self, name)
 
-    def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[upkeep.schedule.Ran]:
-        """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
-        return run_due(self, now, dry_run)
-
     def tree(self, model: type[D]) -> TreeHandle[D]:
         """The tree of a model that declares one."""
         return TreeHandle(self, model)
@@ -376,7 +370,7 @@ class Store(Operations):
         Raises at the end if nothing of it can be committed.
         """
         self.runner.transactions.begin(session)
-        with joining(self, session):
+        with caller_transactions.enter(self, session):
             yield
         self.runner.transactions.require_open(session)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pymongo.client_session import ClientSession
@@ -14,6 +14,7 @@ from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
 from treadle.store import common
+from treadle.store.blocking.results import Results
 from treadle.store.blocking.runner import Runner
 from treadle.store.blocking.writer import Writer
 
@@ -24,30 +25,15 @@ D = TypeVar("D", bound=Document)
 Session = ClientSession | None
 
 
-class Nodes(Generic[D]):
+class Nodes(Results[D]):
     """The nodes that a tree streams; iterate it, once."""
 
     def __init__(self, runner: Runner, reader: handle.Nodes[D], session: Session) -> None:
-        self._nodes = _stream(runner, reader, session)
-
-    def __iter__(self) -> Iterator[D]:
-        return self._nodes
-
-    def __next__(self) -> D:
-        return next(self._nodes)
-
-    def to_list(self) -> list[D]:
-        """All remaining nodes, in memory."""
-        return list(self._nodes)
-
-    def close(self) -> None:
-        """Release the cursor early."""
-        self._nodes.close()
+        super().__init__(_stream(runner, reader, session))
 
 
 def _stream(runner: Runner, reader: handle.Nodes[D], session: Session) -> Generator[D]:
-    with common.encoding():
-        read = runner.read(reader.first(), session)
+    read = runner.call(reader.first(), session, answers=True)
     while read is not None:
         try:
             with common.encoding():

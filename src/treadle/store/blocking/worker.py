@@ -25,8 +25,7 @@ from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_passing
 from treadle.store import common
-from treadle.store.background import on_terminate, repeating
-from treadle.store.blocking.due import LEASE_RENEWALS
+from treadle.store.background import LEASE_RENEWALS, on_terminate, repeating
 from treadle.store.blocking.writer import Writer
 from treadle.upkeep.stream import WORKER_AWAIT_SECONDS, WORKER_BACKOFF_SECONDS
 

@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle import upkeep
 from treadle.engine.document_layout import layout_of
 from treadle.engine.indexes import check_sharded
-from treadle.engine.lease import let_go
+from treadle.engine.lease import release_all
 from treadle.engine.write_path import WritePath
 from treadle.errors import TreadleError
 from treadle.graph.graph import Graph
@@ -28,7 +28,7 @@ from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.store import ambient_transaction, common, deadline
+from treadle.store import caller_transactions, common, deadline
 from treadle.store.blocking.batching import Batcher
 from treadle.store.blocking.runner import Runner
 
@@ -91,63 +91,28 @@ class Writer:
     def _within(self, session: Session) -> Session:
         """The session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
-            ambient_transaction.refuse_other(self, session)
+            caller_transactions.refuse_other(self, session)
             return session
-        inherited: Session = ambient_transaction.current(self)
+        inherited: Session = caller_transactions.current(self)
         return inherited
 
     def _write(self, plan: Plan[R], session: Session = None) -> R:
-        if (
-            self._seconds is None
-            and self._steady
-            and session is None
-            and ambient_transaction.current(self) is None
-        ):
-            # The same in short, for the most frequent case.
-            return self.runner.call(plan)
-        return self._write_with_care(plan, session)
-
-    def _at_once(self, calls: Layout[Any], command: Call) -> Any:
-        """The outcome of a write that is one command; or its error, in the caller's words."""
-        try:
-            return self.runner.share(command)
-        except Exception as error:
-            better = calls.refusal(error, command)
-            if better is error:
-                raise
-            raise better from error
-
-    def _write_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), common.encoding():
-            if self._known is None or self.database.client.topology_description is not self._topology:
+        """Perform a plan that writes, inside the caller's transaction if one is open."""
+        with deadline.within(self._seconds):
+            if not self._is_steady:
                 self._look()
             within = self._within(session)
-            if within is None or not within.in_transaction:
-                return self.runner.run(plan, within)
-            return self._write_inside(plan, within)
-
-    @property
-    def _free_to_read(self) -> bool:
-        """Whether a read of a caller without a session takes no care, and may go together with others."""
-        return self._seconds is None and self._greeted and self.runner.shares and ambient_transaction.nobody()
-
-    @property
-    def _free_to_write(self) -> bool:
-        """The same of a write."""
-        return self._seconds is None and self._steady and self.runner.shares and ambient_transaction.nobody()
-
-    @property
-    def _steady(self) -> bool:
-        """Whether the server is still the one that was looked at."""
-        return self._known is not None and self.database.client.topology_description is self._topology
+            if within is not None and within.in_transaction:
+                return self._write_inside(plan, within)
+            return self.runner.call(plan, within)
 
     def _write_inside(self, plan: Plan[R], session: ClientSession) -> R:
-        """Perform a plan inside a transaction of the caller, which is over if that fails half way."""
+        """Perform a plan inside a transaction of the caller, which is over if the plan fails half way."""
         transactions = self.runner.transactions
         transactions.require_open(session)
         changes = transactions.changes(session)
         try:
-            return self.runner.run(plan, session)
+            return self.runner.call(plan, session)
         except BaseException as error:
             # Cancelled or cut off, too: its caller may catch that and go on.
             ended = isinstance(error, OperationFailure) and not isinstance(error, TreadleError)
@@ -156,24 +121,42 @@ class Writer:
             raise
 
     def _read(self, plan: Plan[R], session: Session = None) -> R:
-        if self._seconds is None and self._greeted:
+        """Perform a plan that reads as the caller chose to read."""
+        with deadline.within(self._seconds):
+            if not self._greeted:
+                self._greet()
             return self.runner.call(plan, self._within(session), answers=True)
-        return self._read_with_care(plan, session)
 
-    def _read_with_care(self, plan: Plan[R], session: Session) -> R:
-        with deadline.within(self._seconds), common.encoding():
-            if not self._greeted and self._streams:
-                # Refuses a server that has none.
-                self._look()
-            elif not self._greeted:
-                self.runner.run(greet())
-                self._greeted = True
-            return self.runner.read(plan, self._within(session))
+    def _perform(self, plan: Plan[R], *, answers: bool = False) -> R:
+        """Perform a plan within the caller's time, and outside of its transaction."""
+        with deadline.within(self._seconds):
+            return self.runner.call(plan, answers=answers)
 
-    def _apart(self, plan: Plan[R], *, answers: bool = False) -> R:
-        """Perform a plan that belongs to no transaction of the caller, within the caller's time."""
-        with deadline.within(self._seconds), common.encoding():
-            return self.runner.run(plan, answers=answers)
+    def _share_insert(self, calls: Layout[Any], command: Call) -> None:
+        """Store a document by a command that may share a round trip."""
+        try:
+            self.runner.share(command)
+        except Exception as error:
+            # Whatever failed, in the caller's words; an error that is clear enough stays as it is.
+            better = calls.refusal(error, command)
+            if better is error:
+                raise
+            raise better from error
+
+    def _may_share(self, session: Session) -> bool:
+        """Whether a call without a session may share a round trip, as one command without a plan."""
+        return (
+            session is None
+            and self._seconds is None
+            and self._greeted
+            and self.runner.shares
+            and caller_transactions.is_outside()
+        )
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether the server is still the one that was looked at."""
+        return self._known is not None and self.database.client.topology_description is self._topology
 
     def _share(self, write: Write[Any], alone: bool, session: Session) -> Any:
         """Return the outcome of a write, committed together with concurrent ones."""
@@ -195,7 +178,7 @@ class Writer:
             except BaseException:
                 # Ctrl-C and a cancelled task too. If it fails, the lease runs out by itself.
                 with contextlib.suppress(PyMongoError):
-                    self.runner.run(let_go(owner))
+                    self.runner.run(release_all(owner))
                 raise
 
     def _capabilities(self) -> Capabilities:
@@ -228,24 +211,32 @@ class Writer:
         assert self._known is not None
         self._known.require_transactions(what, "use Store.local()")
 
+    def _greet(self) -> None:
+        """Refuse a server that is too old, or that lacks change streams where a rule follows them."""
+        if self._streams:
+            self._look()
+        else:
+            self.runner.run(greet())
+            self._greeted = True
+
     def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
 
         Asked once, and again after a failover. Until the new primary answers,
         what the former one could do will serve.
         """
-        topology = self.database.client.topology_description
-        if self._known is not None and topology is self._topology:
+        if self._is_steady:
             return
+        topology = self.database.client.topology_description
         primaries = common.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
-                found = self.runner.run(read_capabilities(self._uses))
+                known = self.runner.run(read_capabilities(self._uses))
             except PyMongoError:
                 if self._known is None:
                     raise
                 return
-            self._learn(found)
+            self._learn(known)
             self.write_path.forget_server()
             self._greeted = True
             topology = self.database.client.topology_description
