@@ -22,6 +22,7 @@ from treadle import (
     Update,
     UpdateMany,
     UsageError,
+    migration,
 )
 
 # Few by default; TREADLE_STEPS=all plays as many as a release should have seen.
@@ -303,3 +304,31 @@ def test_random_histories(database):
             assert {key, *of(key)} == {each.id for each in store.related(Node, key)}
         if number % 60 == 59:
             assert [] == store.verify()
+
+
+class Note(Document, collection="notes", links=Links("links"), version=2):
+    id: int
+    links: list[int] = []
+
+
+@migration(Note, from_version=1, fields=("links", "old"))
+def rename_links(document: dict[str, Any]) -> dict[str, Any]:
+    document["links"] = document.pop("old", [])
+    return document
+
+
+def test_the_other_end_of_a_link_may_be_outdated(run, database):
+    store = run.store([Note])
+    store.setup()
+    database.notes.insert_many([{"_id": 1, "old": [2]}, {"_id": 2, "old": [1]}, {"_id": 3, "old": [1]}])
+    (finding,) = store.verify()
+    assert (1, [2], [2, 3]) == (finding.document_id, finding.stored, finding.expected)
+    assert 1 == store.repair()
+    assert {"_id": 1, "links": [2, 3], "schema_version": 2, "_treadle": {"n": 1}} == database.notes.find_one(
+        1
+    )
+    store.insert(Note(id=4, links=[3]))
+    store.delete(Note, 2)
+    stored = {each["_id"]: each["links"] for each in database.notes.find()}
+    assert {1: [3], 3: [1, 4], 4: [3]} == stored
+    assert [] == store.verify()

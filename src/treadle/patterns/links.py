@@ -17,6 +17,7 @@ from pymongo import ASCENDING, IndexModel, UpdateOne
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.documents import stamping
 from treadle.engine.pages import by_ids
+from treadle.engine.version_upgrade import lower_documents, upgrade_matching_upgraded
 from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.calls import RelatingRule
@@ -26,7 +27,7 @@ from treadle.graph.outcomes import Finding
 from treadle.graph.query import Query
 from treadle.graph.rule import REVISION, TRANSACTIONS, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Image
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
+from treadle.plan import Plan, Raw, bulk_write, by_id, transact
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve
 
@@ -135,9 +136,14 @@ class LinksRule(RelatingRule):
         if not touched and not gone:
             return
         named: list[Raw] = [{"_id": {"$in": touched}}, *([{self.field: {"$in": gone}}] if gone else [])]
-        documents = yield from find(self.target.collection, {**self.target.targets.filter(), "$or": named})
+        documents = yield from self._load({"$or": named}, ledger)
         self._refuse_dangling([others[other] for other in joining], documents)
         yield from self._write(documents, joining, leaving, gone, ledger)
+
+    def _load(self, own: Raw, ledger: Changes) -> Plan[list[Raw]]:
+        """Return the documents that match, the outdated ones stored in the current version."""
+        yield from upgrade_matching_upgraded(self.target, own, ledger, [self.field])
+        return [image.document for image in (yield from self.target.targets.find(own))]
 
     def _write_once(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
         """Take second mentions of a link out of what was written."""
@@ -228,21 +234,14 @@ class LinksRule(RelatingRule):
             return []
         entry, keys = self.target, [each["_id"] for each in documents]
         linked = [other for each in documents for other in self.links(each).values()]
-        shown = {**entry.kinds.projection, self.field: 1}
-        there = {
-            freeze(each["_id"])
-            for each in (
-                yield from find(
-                    entry.collection, {"_id": {"$in": linked}, **entry.targets.filter()}, {"_id": 1}
-                )
-            )
-        }
+        # A migration may read any field of an outdated document.
+        shown = None if entry.versions.may_change else {**entry.kinds.projection, self.field: 1}
+        images = yield from entry.targets.find({"_id": {"$in": linked}}, projection=shown)
+        there = {freeze(image.document["_id"]) for image in images}
         naming: dict[Any, list[Any]] = {}
-        for each in (
-            yield from find(entry.collection, {self.field: {"$in": keys}, **entry.targets.filter()}, shown)
-        ):
-            for other in self.links(each):
-                naming.setdefault(other, []).append(each["_id"])
+        for image in (yield from entry.targets.find({self.field: {"$in": keys}}, projection=shown)):
+            for other in self.links(image.document):
+                naming.setdefault(other, []).append(image.document["_id"])
         wrong = []
         for each in documents:
             own = self.links(each)
@@ -254,9 +253,8 @@ class LinksRule(RelatingRule):
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
         def attempt() -> Plan[list[Any]]:
-            documents = yield from find(
-                self.target.collection, {"_id": {"$in": list(keys or ())}, **self.target.targets.filter()}
-            )
+            ledger = Changes()
+            documents = yield from self._load({"_id": {"$in": list(keys or ())}}, ledger)
             wrong = yield from self._wrong(documents)
             operations = [
                 UpdateOne(by_id(each["_id"]), {"$set": {self.field: right}, "$inc": {REVISION: 1}})
@@ -264,6 +262,7 @@ class LinksRule(RelatingRule):
             ]
             if operations:
                 yield from bulk_write(self.target.collection, operations)
+            yield from lower_documents(ledger)
             return [each["_id"] for each, _ in wrong]
 
         return (yield from transact(attempt)) if keys else []

@@ -154,7 +154,7 @@ def permute(
 
 def placed(entry: Any, name: str, parent: Any) -> Insert[Any]:
     """The insert of a node below a parent."""
-    return Insert(entry, [entry.model(name=name)], {entry.rules[0]: [parent]})
+    return Insert(entry, [entry.model(name=name)], {next(iter(entry.rules)): [parent]})
 
 
 def moves_into_each_other(entry: Any, ids: Any) -> list[Write[Any]]:
