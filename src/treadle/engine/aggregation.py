@@ -85,14 +85,14 @@ def _add_by_alternate_key(
 ) -> Plan[None]:
     """Add the values of targets to which sources refer by an alternate key."""
     rule = rules[0]
-    own_keys = {freeze(each["_id"]): rule.unique_key(each) for each in documents}
-    wanted = distinct(key for key in own_keys.values() if key is not None)
-    by_own_key: Values = {freeze(key): {} for key in wanted}
-    yield from _add_values(rules, wanted, by_own_key)
+    wanted = distinct(rule.unique_keys(documents))
+    by_alternate_key: Values = {freeze(key): {} for key in wanted}
+    yield from _add_values(rules, wanted, by_alternate_key)
+    # A target without the key, or one that does not exist, has no sources.
     empty = {path: value for each in rules for path, value in each.empty().items()}
+    own_keys = {freeze(each["_id"]): freeze(rule.unique_key(each)) for each in documents}
     for key, parts in values.items():
-        own = own_keys.get(key)
-        parts.update(empty if own is None else by_own_key[freeze(own)])
+        parts.update(by_alternate_key.get(own_keys.get(key), empty))
 
 
 def _add_values(rules: Sequence[DerivedRule], keys: Sequence[Any], values: Values) -> Plan[None]:

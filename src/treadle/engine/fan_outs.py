@@ -69,11 +69,12 @@ def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
     # Of the source as it is now: a later change of it has its own intent.
     cards = yield from read_cards(fan_out.rule, [fan_out.key])
     differing: Raw = {}
-    for card in cards.values():
-        differing = differing_copies(fan_out.rule, card)
+    if _in_ranges(fan_out):
+        for card in cards.values():
+            differing = differing_copies(fan_out.rule, card)
     while True:
         within: Raw = {} if last is None else {"$gt": last}
-        if differing and _in_ranges(fan_out):
+        if differing:
             # Correct copies are passed over without a transaction.
             rows = yield from _copies(fan_out, within, differing)
             if not rows:

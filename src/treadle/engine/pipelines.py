@@ -67,23 +67,19 @@ class Derivation:
     @cached_property
     def touches(self) -> dict[bool, dict[str, Touch]]:
         """What a write stamps on a document, and how; by whether the document is new."""
-        stamped = {path: own for path, own in self._entry.paths.owned.items() if own.on_write is not None}
-        return {
-            new: {
-                path: own.on_write
-                for path, own in stamped.items()
-                if own.on_write and (new or not own.insert_only)
-            }
-            for new in (False, True)
-        }
+        return {is_new: self._touches(is_new) for is_new in (False, True)}
+
+    def _touches(self, is_new: bool) -> dict[str, Touch]:
+        owned = self._entry.paths.owned.items()
+        return {path: own.on_write for path, own in owned if own.on_write and (is_new or not own.insert_only)}
 
     @cached_property
     def followed(self) -> bool:
         """Whether something follows from each insert, whatever it holds."""
-        if self.fed or self.records or self.formulas or self.locals or self.by_alternate_key:
-            return True
-        named = any(rule.alternate_key for rule in self.copied)
-        return named or any(rule.guards_source for rule in self.copies)
+        rules = [*self.fed, *self.records, *self.formulas, *self.locals, *self.by_alternate_key]
+        rules += [rule for rule in self.copied if rule.alternate_key]
+        rules += [rule for rule in self.copies if rule.guards_source]
+        return bool(rules)
 
 
 def derivation(entry: ModelEntry[Any]) -> Derivation:

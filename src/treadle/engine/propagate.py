@@ -280,12 +280,7 @@ class _LevelUpdate:
 
     def _apply_to_stored(self) -> Plan[None]:
         """Apply differences to what targets hold, or note these targets for a recomputation."""
-        target = self.target
-        keys = distinct(effect.key for effects in self.unread.values() for effect in effects)
-        paths = [*target.key_projection(), *(path for rule in self.unread for path in rule.empty())]
-        shown = dict.fromkeys(outermost(paths), 1)
-        rows = yield from find(target.collection, target.filter_for_keys(keys), shown)
-        stored = {freeze(target.key_of(each)): each for each in rows}
+        stored = yield from self._read()
         for rule, effects in self.unread.items():
             for effect in effects:
                 frozen = freeze(effect.key)
@@ -294,6 +289,15 @@ class _LevelUpdate:
                     self._note_inexact(rule, effect, recomputes=True)
                 else:
                     self.updates[frozen].values.update(literals(values))
+
+    def _read(self) -> Plan[dict[Any, Raw]]:
+        """Read what targets hold for rules whose difference needs it."""
+        target = self.target
+        keys = distinct(effect.key for effects in self.unread.values() for effect in effects)
+        paths = [*target.key_projection(), *(path for rule in self.unread for path in rule.empty())]
+        shown = dict.fromkeys(outermost(paths), 1)
+        rows = yield from find(target.collection, target.filter_for_keys(keys), shown)
+        return {freeze(target.key_of(each)): each for each in rows}
 
     def _recomputations(self) -> list[tuple[list[DerivedRule], list[Any]]]:
         """Return the rules that are recomputed for the same targets together, with these."""

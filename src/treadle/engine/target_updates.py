@@ -62,11 +62,18 @@ def store_derived(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Pl
         return (yield from _store(model, updates))
     except OperationFailure as error:
         # Say which sum would not fit, where the server only says that a number does not.
-        aggregates = [rule.aggregate for rule in derivation(model).aggregates]
-        sums = [each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded]
-        if CONVERSION_FAILURE not in codes_of(error) or not sums or derivation(model).formulas:
+        total = _bounded_sum(model)
+        if total is None or CONVERSION_FAILURE not in codes_of(error):
             raise
-        raise sums[0].too_large() from error
+        raise total.too_large() from error
+
+
+def _bounded_sum(model: ModelEntry[Any]) -> NumberSum | None:
+    """Return the first sum that its field may not be able to hold; None where a formula may fail instead."""
+    if derivation(model).formulas:
+        return None
+    aggregates = (rule.aggregate for rule in derivation(model).aggregates)
+    return next((each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded), None)
 
 
 def _store(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Plan[Stored]:
@@ -77,14 +84,16 @@ def _store(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Plan[Stor
         options = NO_OPTIONS if update.blank is None else {"upsert": True}
         one = yield Call(model.collection, "update_one", arguments, options)
         return Stored(one.matched_count, [] if one.upserted_id is None else [one.upserted_id])
-    operations: list[UpdateOne | ReplaceOne[Raw]] = []
+    upgrades = [
+        ReplaceOne(by_id(each.upgraded["_id"]), each.upgraded)
+        for each in updates
+        if each.upgraded is not None
+    ]
+    operations: list[UpdateOne | ReplaceOne[Raw]] = [*upgrades]
     for update in updates:
-        if update.upgraded is not None:
-            operations.append(ReplaceOne(by_id(update.upgraded["_id"]), update.upgraded))
         chosen, pipeline = model.filter_for_key(update.key), update.pipeline(model)
         operations.append(UpdateOne(chosen, pipeline, upsert=update.blank is not None))
-    upgrades = any(update.upgraded is not None for update in updates)
-    result = yield from bulk_write(model.collection, operations, ordered=upgrades)
+    result = yield from bulk_write(model.collection, operations, ordered=bool(upgrades))
     return Stored(result.matched_count, list((result.upserted_ids or {}).values()))
 
 
