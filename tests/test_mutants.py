@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from pymongo.errors import AutoReconnect, PyMongoError
 
 from tests.patterns.archive.models import COUNTED, NOW, OLD, Sale, Shop, places
+from tests.patterns.history import test_writes as history_writes
 from tests.patterns.history.models import Policy, disorder, rows
+from tests.test_two_sessions import RACES, race, started
 from tests.upkeep.followed import leading, read
 from tests.world.known import allowed, world_named
 from tests.world.play import Play
-from treadle import Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
+from treadle import Count, Document, ExtendedReference, Id, Insert, Store, Subset, Sum, migration
 from treadle.engine import alternate_keys, lease, pipelines, propagate, references, salvage, updates
 from treadle.engine.lease import LeaseLost
 from treadle.errors import TreadleError
@@ -40,10 +44,13 @@ from treadle.graph.aggregate import (
 from treadle.graph.changes import Changes
 from treadle.graph.copied_fields import CopiedFields
 from treadle.graph.derived import DerivedRule, aggregates_in
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.scope import ACTIVE, Scope
+from treadle.graph.versions import Upgraded, VersionChain
 from treadle.patterns import links
 from treadle.patterns.archive import moves
+from treadle.patterns.archive.rule import ArchiveRule
 from treadle.patterns.history import rows as history_rows
+from treadle.patterns.history.rows import HistoryRows
 from treadle.patterns.history.rule import WrittenHistory
 from treadle.plan import (
     delete_many,
@@ -200,10 +207,6 @@ def history_has_one_state_per_commit(patch: Patch) -> None:
     patch.setattr(Changes, "take_unrecorded", lambda self, rule, model: original(self, rule, model)[:1])
 
 
-def archived_documents_are_not_counted(patch: Patch) -> None:
-    patch.setattr(ModelEntry, "counted_elsewhere", None)
-
-
 def two_attributes_in_one_element(patch: Patch) -> None:
     original = FilterParser._conditions
 
@@ -247,6 +250,100 @@ def a_deletion_leaves_links(patch: Patch) -> None:
     patch.setattr(links.LinksRule, "record", record)
 
 
+# -- guarantees of the kernel, taken away one at a time ----------------------------------------------------
+
+
+def without_condition(patch: Patch, name: str) -> None:
+    real = Scope.admits
+
+    def admits(self: Any, document: Any) -> bool:
+        return real(
+            replace(self, conditions=[each for each in self.conditions if each.name != name]), document
+        )
+
+    patch.setattr(Scope, "admits", admits)
+
+
+def deleted_sources_are_counted(patch: Patch) -> None:
+    without_condition(patch, ACTIVE)
+
+
+def a_scope_has_one_collection(patch: Patch) -> None:
+    real = ArchiveRule.scope
+    patch.setattr(
+        ArchiveRule,
+        "scope",
+        lambda self: real(self)._replace(collections={self.into: frozenset({"everything"})}),
+    )
+
+
+def only_the_first_part_counts(patch: Patch) -> None:
+    for kind in (SourceCount, NumberSum):
+        patch.setattr(kind, "merge", lambda self, parts: parts[0])
+
+
+def upgrades_evaluate_no_formulas(patch: Patch) -> None:
+    patch.setattr(VersionChain, "upgrade", lambda self, raws: self.convert(raws, self.current))
+
+
+def conditions_are_evaluated_before_the_upgrade(patch: Patch) -> None:
+    patch.setattr(VersionChain, "before_upgrade", lambda self, own: own)
+
+
+def outdated_documents_are_read_as_they_are(patch: Patch) -> None:
+    patch.setattr(Scope, "splits", lambda *given: False)
+
+
+def outdated_targets_are_updated_as_they_are(patch: Patch) -> None:
+    def upgrade(entry: Any, condition: Any, changes: Any) -> Any:
+        yield from ()
+        return Upgraded([], [])
+
+    patch.setattr(propagate, "upgrade_possible", upgrade)
+
+
+def an_outdated_source_is_subtracted(patch: Patch) -> None:
+    """As if each writer of the older version had counted it."""
+    real = propagate._collect
+
+    def collect(rule: Any, moves: Any, effects: Any) -> None:
+        current = [
+            (change._replace(before=change.before and change.before._replace(outdated=False)), old, new)
+            for change, old, new in moves
+        ]
+        real(rule, current, effects)
+
+    patch.setattr(propagate, "_collect", collect)
+
+
+def nothing_is_lowered(patch: Patch) -> None:
+    def lower(changes: Any) -> Any:
+        yield from ()
+
+    patch.setattr(propagate, "lower_documents", lower)
+
+
+def a_maximum_is_never_recomputed(patch: Patch) -> None:
+    real = Extreme.blind
+    patch.setattr(Extreme, "blind", lambda self, removed, added: real(self, [], added))
+
+
+def targets_follow_no_targets(patch: Patch) -> None:
+    patch.setattr(propagate, "is_followed", lambda *given: False)
+
+
+def an_entered_target_takes_differences(patch: Patch) -> None:
+    """Though its fill has counted what this transaction wrote."""
+    patch.setattr(propagate, "_may_have_entered", lambda *given: False)
+
+
+def history_records_nothing(patch: Patch) -> None:
+    def record(self: Any, changes: Any, ledger: Any) -> Any:
+        yield from ()
+
+    patch.setattr(WrittenHistory, "record", record)
+
+
 # The mutant, the world, and values of which one at least must be wrong there.
 NOTICED_BY_WORLDS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (copies_are_found_by_their_old_value, "plain-write", {"owner"}),
@@ -263,7 +360,14 @@ NOTICED_BY_WORLDS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (history_is_written_beside_the_commit, "item.history-write", {"history"}),
     (history_ends_by_another_clock, "item.history-write", {"history"}),
     (history_has_one_state_per_commit, "item.history-write", {"history"}),
-    (archived_documents_are_not_counted, "item.archive-write", {"items", "points"}),
+    (deleted_sources_are_counted, "item.soft_delete-write", {"items", "points"}),
+    (a_scope_has_one_collection, "item.archive-write", {"items", "points"}),
+    (only_the_first_part_counts, "item.archive-write", {"items", "points", "call restore"}),
+    (upgrades_evaluate_no_formulas, "item.python_version-write", {"scores", "daily.scores"}),
+    (conditions_are_evaluated_before_the_upgrade, "item.pipeline_version-write", {"items", "points"}),
+    (outdated_documents_are_read_as_they_are, "item.pipeline_version-write", {"items", "points"}),
+    (a_maximum_is_never_recomputed, "plain-write", {"highest", "lowest"}),
+    (history_records_nothing, "item.history-write", {"history"}),
     (two_attributes_in_one_element, "item.attributes-write", {"find item by attributes"}),
     (a_removed_attribute_leaves_its_name, "item.attributes-write", {"find item", "specs"}),
     (links_are_written_at_one_end, "item.links-write", {"links"}),
@@ -286,15 +390,6 @@ def test_a_world_notices(mutate, label, values, database, monkeypatch, caplog):
 # -- models of the stories ------------------------------------------------------------------------------------
 
 
-class Customer(Document, collection="customers"):
-    name: str
-
-
-class Order(Document, collection="orders"):
-    customer_id: Id
-    customer_name: Annotated[str | None, ExtendedReference(Customer, by="customer_id", field="name")] = None
-
-
 class Review(Document, collection="reviews"):
     product_id: Id
     rating: int
@@ -310,14 +405,6 @@ class Product(Document, collection="products"):
     top: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-rating", size=3)] = []
 
 
-class Best(Document, collection="best"):
-    best: Annotated[int | None, Max(Review, "rating", by="product_id")] = None
-
-
-class Tally(Document, collection="tallies"):
-    count: Annotated[int, Count(Review, by="product_id")] = 0
-
-
 class Visit(Document, collection="visits"):
     site_id: Id
     pages: int = 1
@@ -331,23 +418,10 @@ class Site(Document, collection="sites"):
 def start(database: Any, *models: type[Document]) -> Store:
     store = Store(database, models)
     store.setup()
-    # Two sessions must not conflict over the creation of this collection.
-    database["treadle.guards"].insert_one({"_id": "made by the test"})
     return store
 
 
-def conflicts(work: Callable[[Any], Any], store: Store) -> bool:
-    """Whether a write in a second session conflicts with one that is still open."""
-    try:
-        with store.transaction() as second:
-            work(second)
-    except OperationFailure as error:
-        assert error.has_error_label("TransientTransactionError")
-        return True
-    return False
-
-
-# -- stories of two sessions ------------------------------------------------------------------------------------
+# -- a retry ------------------------------------------------------------------------------------------------------
 
 
 def story_of_a_retried_insert(database: Any) -> None:
@@ -362,45 +436,6 @@ def story_of_a_retried_insert(database: Any) -> None:
     assert ["once"] == [each.text for each in store.get(Product, product.id).top]
 
 
-def story_of_two_recomputations(database: Any) -> None:
-    """Both of the best reviews are deleted at once; neither session may keep the other's value."""
-    store = start(database, Review, Best)
-    target = store.insert(Best())
-    one, other = store.insert_many([Review(product_id=target.id, rating=5) for _ in range(2)])
-    with store.transaction() as first:
-        store.delete(Review, one.id, session=first)
-        again = conflicts(lambda session: store.delete(Review, other.id, session=session), store)
-    if again:
-        store.delete(Review, other.id)
-    assert (0, None) == (store.count(Review), store.get(Best, target.id).best)
-
-
-def story_of_an_insert_during_a_rename(database: Any) -> None:
-    """The order copies the old name while the rename is under way."""
-    store = start(database, Customer, Order)
-    customer = store.insert(Customer(name="old"))
-    with store.transaction() as first:
-        store.insert(Order(customer_id=customer.id), session=first)
-        rename = {"$set": {"name": "new"}}
-        again = conflicts(lambda session: store.update(Customer, customer.id, rename, session=session), store)
-    if again:
-        store.update(Customer, customer.id, rename)
-    assert ["new"] == database.orders.distinct("customer_name")
-
-
-def story_of_a_target_and_its_source(database: Any) -> None:
-    """A review is inserted while its product is being inserted."""
-    store = start(database, Review, Tally)
-    key = ObjectId()
-    with store.transaction() as first:
-        store.insert(Tally(id=key), session=first)
-        review = Review(product_id=key, rating=4)
-        again = conflicts(lambda session: store.insert(review, session=session), store)
-    if again:
-        store.insert(Review(product_id=key, rating=4))
-    assert 1 == store.get(Tally, key).count
-
-
 def cards_are_pushed_without_a_guard(patch: Patch) -> None:
     def blind(self: Any, removed: Any, added: Any) -> Any:
         cards = {"$literal": [entry["card"] for entry in added]}
@@ -411,20 +446,131 @@ def cards_are_pushed_without_a_guard(patch: Patch) -> None:
     patch.setattr(FirstDocuments, "blind", blind)
 
 
-def a_recomputation_writes_nothing(patch: Patch) -> None:
+# -- races -------------------------------------------------------------------------------------------------------------
+
+
+def targets_are_not_really_written(patch: Patch) -> None:
     patch.setattr(pipelines, "BUMP", {})
 
 
 def a_copy_does_not_write_its_source(patch: Patch) -> None:
+    patch.setattr(references, "_bump", written_nothing)
     patch.setattr(DerivedRule, "guards_source", property(lambda self: False))
 
 
-def inserts_write_no_guards(patch: Patch) -> None:
-    def guard(collection: str, keys: Any) -> Any:
-        yield from ()
+def written_nothing(*given: Any) -> Any:
+    yield from ()
 
+
+def no_guard_stands_in_for_a_missing_document(patch: Patch) -> None:
     for module in (alternate_keys, references, propagate):
-        patch.setattr(module, "guard", guard)
+        patch.setattr(module, "guard", written_nothing)
+
+
+def keys_that_change_have_no_guard(patch: Patch) -> None:
+    patch.setattr(propagate, "guard", written_nothing)
+
+
+NOTICED_BY_RACES: list[tuple[Callable[[Patch], None], str]] = [
+    (targets_are_not_really_written, "the deletions of two sources with the maximum"),
+    (
+        targets_are_not_really_written,
+        "a source that does not move the maximum, and the deletion of the maximum",
+    ),
+    (a_copy_does_not_write_its_source, "a copy and the rename of its source"),
+    (no_guard_stands_in_for_a_missing_document, "a target and its first source"),
+    (no_guard_stands_in_for_a_missing_document, "a copy and the arrival of its source"),
+    (keys_that_change_have_no_guard, "an invoice, and the account that takes its code"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutate", "title"), NOTICED_BY_RACES, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_a_race_notices(mutate, title, database, monkeypatch):
+    mutate(monkeypatch)
+    documents, works = RACES[title]
+    wrong = []
+    for order in itertools.permutations(works):
+        store = started(database, documents)
+        race(store, list(order))
+        wrong += store.verify()
+    assert wrong
+
+
+# -- stories of one commit ------------------------------------------------------------------------------------------------
+
+
+class Player(Document, collection="players", version=2):
+    id: int
+    team_id: int
+
+
+migration(Player, from_version=1, up=lambda raw: {"team_id": raw.pop("team"), **raw}).down(
+    lambda raw: {"team": raw.pop("team_id"), **raw}
+)
+
+
+class Team(Document, collection="teams", version=2):
+    id: int
+    players: Annotated[int, Count(Player, by="team_id")] = 0
+
+
+migration(Team, from_version=1, up=lambda raw: raw).down(lambda raw: raw)
+
+
+class Badge(Document, collection="badges"):
+    id: int
+    team_id: int
+    size: Annotated[int | None, ExtendedReference(Team, by="team_id", field="players")] = None
+
+
+def league(database: Any, **options: Any) -> Store:
+    store = Store(database, [Player, Team, Badge], **options)
+    store.setup()
+    return store
+
+
+def story_of_an_outdated_target(database: Any) -> None:
+    """The release that stored it did not count."""
+    store = league(database)
+    database["players"].insert_many([{"_id": key, "team_id": 1, "schema_version": 2} for key in (1, 2)])
+    database["teams"].insert_one({"_id": 1})
+    store.insert(Player(id=3, team_id=1))
+    assert (3, []) == (store.require(Team, 1).players, store.verify())
+
+
+def story_of_an_outdated_source(database: Any) -> None:
+    """The release that stored it did not count."""
+    store = league(database)
+    store.insert(Team(id=1))
+    database["players"].insert_one({"_id": 1, "team": 1})
+    store.update(Player, 1, {"$set": {"team_id": 1}})
+    assert (1, []) == (store.require(Team, 1).players, store.verify())
+
+
+def story_of_a_rolling_deploy(database: Any) -> None:
+    store = league(database, write_versions={Player: 1})
+    store.insert_many([Team(id=1), Team(id=2)])
+    store.insert(Player(id=1, team_id=1))
+    store.update(Player, 1, {"$set": {"team_id": 2}})
+    assert {"_id": 1, "team": 2, "schema_version": 1} == database["players"].find_one()
+    assert ([0, 1], []) == ([store.require(Team, key).players for key in (1, 2)], store.verify())
+
+
+def story_of_a_copied_count(database: Any) -> None:
+    store = league(database)
+    store.insert(Team(id=1))
+    store.insert(Badge(id=1, team_id=1))
+    store.insert(Player(id=1, team_id=1))
+    assert (1, []) == (store.require(Badge, 1).size, store.verify())
+
+
+def story_of_a_target_beside_its_source(database: Any) -> None:
+    """In one commit: the target is filled with the source that was inserted before it."""
+    store = league(database)
+    store.bulk([Insert(Player(id=1, team_id=1)), Insert(Team(id=1))])
+    assert (1, []) == (store.require(Team, 1).players, store.verify())
 
 
 # -- stories of the worker ------------------------------------------------------------------------------------------
@@ -484,7 +630,7 @@ def story_of_a_batch_that_fails(database: Any) -> None:
     real, failures = store.runner._perform, iter([True])
 
     def perform(command: Any, session: Any) -> Any:
-        is_write = getattr(command, "collection", None) == "sites" and command.method == "bulk_write"
+        is_write = getattr(command, "collection", None) == "sites" and getattr(command, "writes", False)
         if is_write and next(failures, False):
             raise AutoReconnect("the connection is lost")
         return real(command, session)
@@ -697,6 +843,10 @@ def history_is_made_from_an_earlier_read(patch: Patch) -> None:
     patch.setattr(WrittenHistory, "record", recording)
 
 
+def copies_are_states(patch: Patch) -> None:
+    patch.setattr(HistoryRows, "paths_left_out", frozenset[str]())
+
+
 def an_archive_copies_and_then_deletes(patch: Patch) -> None:
     """Without a transaction: an update between the copy and the deletion is lost."""
 
@@ -715,9 +865,11 @@ def an_archive_copies_and_then_deletes(patch: Patch) -> None:
 
 NOTICED_BY_STORIES: list[tuple[Callable[[Patch], None], Callable[[Any], None]]] = [
     (cards_are_pushed_without_a_guard, story_of_a_retried_insert),
-    (a_recomputation_writes_nothing, story_of_two_recomputations),
-    (a_copy_does_not_write_its_source, story_of_an_insert_during_a_rename),
-    (inserts_write_no_guards, story_of_a_target_and_its_source),
+    (outdated_targets_are_updated_as_they_are, story_of_an_outdated_target),
+    (an_outdated_source_is_subtracted, story_of_an_outdated_source),
+    (nothing_is_lowered, story_of_a_rolling_deploy),
+    (targets_follow_no_targets, story_of_a_copied_count),
+    (an_entered_target_takes_differences, story_of_a_target_beside_its_source),
     (the_token_is_saved_first, story_of_a_death_before_the_effect),
     (events_are_added_and_the_token_saved_last, story_of_a_death_after_the_effect),
     (a_batch_is_done_when_it_is_read, story_of_a_batch_that_fails),
@@ -725,6 +877,7 @@ NOTICED_BY_STORIES: list[tuple[Callable[[Patch], None], Callable[[Any], None]]] 
     (leases_go_by_the_clients_clock, story_of_a_fast_clock),
     (the_stream_begins_after_the_scan, story_of_a_write_during_a_rebuild),
     (one_document_stops_all, story_of_one_target_that_is_refused),
+    (copies_are_states, history_writes.test_a_rename_of_a_source_is_no_state_of_its_targets),
     (history_is_made_from_an_earlier_read, story_of_a_racing_update_in_history),
     (an_archive_copies_and_then_deletes, story_of_a_racing_update_in_an_archive),
 ]

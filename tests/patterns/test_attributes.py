@@ -24,6 +24,7 @@ from treadle import (
     Measured,
     Store,
     UsageError,
+    migration,
 )
 
 # Few by default; TREADLE_STEPS=all plays as many as a release should have seen.
@@ -400,3 +401,23 @@ def test_an_attribute_needs_a_name_wherever_it_is_said(store, database):
     assert {"size": 1} == store.get(Product, 71).specs
     database["products"].insert_one({"_id": 72, "specs": [{"k": "", "v": 1}]})
     assert {"": 1} == store.get(Product, 72).specs
+
+
+class Renamed(Document, collection="renamed", version=2):
+    id: int
+    specs: Annotated[dict[str, int], Attributes()] = {}
+
+
+@migration(Renamed, from_version=1, fields=("specs", "old"))
+def rename_specs(document: dict[str, Any]) -> dict[str, Any]:
+    document["specs"] = document.pop("old", [])
+    return document
+
+
+def test_pairs_of_an_outdated_document_are_repaired(run, database):
+    store = run.store([Renamed])
+    database.renamed.insert_one({"_id": 1, "old": [{"k": "a", "v": 1}, {"k": "a", "v": 2}]})
+    assert 1 == len(store.verify())
+    assert 1 == store.repair()
+    assert {"_id": 1, "specs": [{"k": "a", "v": 2}], "schema_version": 2} == database.renamed.find_one()
+    assert [] == store.verify()

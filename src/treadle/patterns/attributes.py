@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 
 from pymongo import ASCENDING, IndexModel, UpdateOne
 
+from treadle.engine.version_upgrade import lower_documents, upgrade_matching_upgraded
 from treadle.errors import DeclarationError
+from treadle.graph.changes import Changes
 from treadle.graph.outcomes import Finding
 from treadle.graph.owned import Owned
 from treadle.graph.rule import STATE, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
-from treadle.plan import Plan, Raw, bulk_write, by_id, find
+from treadle.plan import Plan, Raw, bulk_write, by_id, transact
 from treadle.query.comparison import identical
 from treadle.query.paths import value_at
 
@@ -88,18 +90,28 @@ class AttributesRule(Rule):
         if keys is None:
             return []
         operations, changed = [], []
-        chosen = {"_id": {"$in": list(keys)}}
-        for document in (yield from find(self.target.collection, chosen, {self.path: 1})):
+        own: Raw = {"_id": {"$in": list(keys)}}
+        if self.target.targets.splits(own, [self.path]):
+            yield from transact(lambda: self._upgrade(own))
+        for image in (yield from self.target.targets.with_deleted.find(own)):
+            document = image.document
             stored = value_at(document, self.path)
             expected = in_order(stored)
-            if not identical(stored, expected):
-                # Only what was seen; another writer may have changed it meanwhile.
-                seen = {**by_id(document["_id"]), self.path: {"$eq": stored}}
-                operations.append(UpdateOne(seen, {"$set": {self.path: expected}}))
-                changed.append(document["_id"])
+            if identical(stored, expected):
+                continue
+            # Only the value that was read; another writer may have changed it since.
+            seen = {**by_id(document["_id"]), self.path: {"$eq": stored}}
+            operations.append(UpdateOne(seen, {"$set": {self.path: expected}}))
+            changed.append(document["_id"])
         if operations:
             yield from bulk_write(self.target.collection, operations, ordered=False)
         return changed
+
+    def _upgrade(self, own: Raw) -> Plan[None]:
+        """Store outdated documents in the current version, where the field may have another name."""
+        changes = Changes()
+        yield from upgrade_matching_upgraded(self.target, own, changes, [self.path])
+        yield from lower_documents(changes)
 
 
 def in_order(stored: Any) -> Any:

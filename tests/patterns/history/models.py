@@ -6,7 +6,9 @@ import datetime as dt
 import itertools
 from typing import Annotated, Any
 
-from treadle import AncestorArray, Count, Document, History, Limits, Outlier
+from pydantic import BaseModel
+
+from treadle import AncestorArray, Count, Document, ExtendedReference, History, Limits, Outlier
 
 UTC = dt.UTC
 
@@ -28,6 +30,23 @@ class Contract(Document, collection="contracts", history=History()):
     id: int
     name: str = ""
     claims: Annotated[int, Count(Claim, by="contract_id")] = 0
+
+
+class Insurer(Document, collection="insurers"):
+    id: int
+    name: str = ""
+
+
+class Part(BaseModel):
+    insurer_id: int
+    name: Annotated[str | None, ExtendedReference(Insurer, by="insurer_id", field="name")] = None
+
+
+class Bundle(Document, collection="bundles", history=History()):
+    id: int
+    insurer_id: int = 1
+    insurer: Annotated[str | None, ExtendedReference(Insurer, by="insurer_id", field="name")] = None
+    parts: list[Part] = []
 
 
 class Fan(Document, collection="fans", history=History()):

@@ -12,11 +12,14 @@ from pymongo.errors import DuplicateKeyError
 from tests.patterns.history.models import (
     SMALL,
     UTC,
+    Bundle,
     Car,
     Claim,
     Contract,
     Fan,
+    Insurer,
     Node,
+    Part,
     Policy,
     Truck,
     Vehicle,
@@ -294,6 +297,22 @@ class PolicyV1(Document, collection="versioned", version=1, history=History()):
 class PolicyV2(Document, collection="versioned", version=2, history=History()):
     id: int
     holder: str
+
+
+def test_a_rename_of_a_source_is_no_state_of_its_targets(database):
+    """Neither of a copy in the document nor of one in an element."""
+    store = Store(database, [Insurer, Bundle])
+    store.setup()
+    store.insert(Insurer(id=1, name="old"))
+    store.insert(Bundle(id=1, parts=[Part(insurer_id=1)]))
+    store.update(Insurer, 1, {"$set": {"name": "new"}})
+    bundle = store.require(Bundle, 1)
+    assert ("new", "new", 1) == (
+        bundle.insurer,
+        bundle.parts[0].name,
+        len(rows(database, 1, "bundles_history")),
+    )
+    assert [] == store.verify()
 
 
 @migration(PolicyV2, from_version=1)

@@ -283,3 +283,15 @@ def test_an_array_of_an_older_version_is_brought_up_first(run, database, length)
         assert [*range(length), 7, 8] == list(array)
     store.rebuild()
     assert [] == store.verify()
+
+
+def test_an_outdated_document_is_read_and_verified_in_the_current_version(run, database):
+    store = run.store([Member])
+    key = ObjectId()
+    database["members"].insert_one({"_id": key, "names": [*range(60)]})
+    array = store.array(Member, "members", key)
+    assert (60, True, [*range(60)]) == (array.count(), array.contains(59), list(array))
+    assert {"outlier"} == {each.pattern for each in store.verify()}
+    assert 1 == store.repair()
+    assert [] == store.verify()
+    assert [*range(60)] == list(array)

@@ -44,7 +44,6 @@ from treadle.plan import (
 )
 from treadle.query.comparison import identical
 from treadle.query.keys import freeze
-from treadle.query.paths import has
 
 MILLISECOND = dt.timedelta(milliseconds=1)
 # The end of a state; at least a moment after its beginning.
@@ -368,10 +367,9 @@ def _at_least(floor: dt.datetime | None) -> Any:
 
 
 def _without(document: Raw, paths: Sequence[str]) -> Raw:
-    """A document without some paths."""
+    """A document without some paths, also in the elements of arrays."""
     for path in paths:
-        if has(document, path):
-            document = _removed(document, path.split("."))
+        document = _removed(document, path.split("."))
     return document
 
 

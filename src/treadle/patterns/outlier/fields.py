@@ -14,6 +14,7 @@ from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.binding import sibling, snake
 from treadle.graph.calls import ArrayRule
 from treadle.graph.rule import SNAPSHOTS, Models, Pattern, Place
+from treadle.graph.scope import Scope
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
@@ -199,6 +200,11 @@ class OutlierFields(ArrayRule):
         if self.flag_path:
             condition[self.flag_path] = {"$ne": True}
         return condition
+
+    @property
+    def owners(self) -> Scope:
+        """The documents that have the array."""
+        return self.target.targets.with_deleted
 
     def projection(self) -> Raw:
         """What of an owner concerns its array."""

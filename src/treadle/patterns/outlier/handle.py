@@ -104,10 +104,12 @@ class ArrayHandle:
         """What is asked for of the owner, with its state."""
         rule = self.rule
         state = dict.fromkeys([rule.state, *rule.beside], 1)
-        stages = [{"$match": by_id(self.key)}, {"$project": {**state, **fields}}]
-        for owner in (yield from aggregate(rule.target.collection, stages)):
-            return owner
-        raise rule.missing(self.key)
+        rows = yield from rule.owners.group(
+            by_id(self.key), [{"$project": {**state, **fields}}], reads=rule.projection()
+        )
+        if not rows:
+            raise rule.missing(self.key)
+        return rows[0]
 
     @steadily
     def count(self) -> Plan[int]:
@@ -196,9 +198,12 @@ class ArrayReader:
         """The next items."""
         rule = self.rule
         if not self._rest:
-            owner = yield from find_one(rule.target.collection, by_id(self.key), rule.projection())
-            if owner is None:
+            # A migration may read any field of an outdated document.
+            projection = None if rule.target.versions.may_change else rule.projection()
+            images = yield from rule.owners.find(by_id(self.key), projection=projection)
+            if not images:
                 raise rule.missing(self.key)
+            owner = images[0].document
             self._rest = rule.owned(self.key)
             self._moves = rule.value(owner, rule.moves_path)
             self.over = not rule.flagged(owner)

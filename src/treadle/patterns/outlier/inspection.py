@@ -68,9 +68,8 @@ def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
 def _lengths(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
     if not keys:
         return {}
-    projection = {"n": {"$size": f"${rule.path}"}}
-    stages: list[Raw] = [{"$match": {"_id": {"$in": list(keys)}}}, {"$project": projection}]
-    rows = yield from aggregate(rule.target.collection, stages)
+    stages: list[Raw] = [{"$project": {"n": {"$size": f"${rule.path}"}}}]
+    rows = yield from rule.owners.group({"_id": {"$in": list(keys)}}, stages, reads=[rule.path])
     return {freeze(row["_id"]): row["n"] for row in rows}
 
 
