@@ -52,15 +52,12 @@ class DerivedValues:
         self.rules: list[Rule] = [*self.aggregates, *self.copies, *self.formulas, *self.locals]
         self._refusing = [(rule.aggregate.refuse, rule.path, getter(rule.path)) for rule in self.aggregates]
         self._dated = [rule for rule in self.aggregates if rule.stamp]
-        # Snapshots that lie in no other field, which may be missing.
-        self._snapshots = {
-            rule.path for rule in self.copies if rule.copied.snapshots and "." not in rule.path
-        }
-        # The paths of values, and the fields that hold copies.
         self._values = [path for rule in self.aggregates for path in rule.empty()]
         self._formulas = [rule.path for rule in self.formulas]
-        tops = {rule.copied.top for rule in self.copies}
-        self._set_paths(tops, [rule.path for rule in self.locals])
+        self._set_paths({rule.copied.top for rule in self.copies}, [rule.path for rule in self.locals])
+        # Snapshots that lie in no other field, which may be missing.
+        snapshots = {rule.path for rule in self.copies if rule.copied.snapshots}
+        self._snapshots = snapshots & self._getters.keys()
         self.projection = self._projection()
 
     def _set_paths(self, tops: set[str], computed: Sequence[str]) -> None:

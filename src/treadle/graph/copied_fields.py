@@ -314,25 +314,30 @@ class CopiedFields(Aggregate):
         held = self._held(() if cards is None else self._slots(cards))
         strangers = [self._snapshot_part(card) for copies in held.values() for card in copies]
         passing = self._held(slot for each in between for slot in self._slots(each))
-        unmatched = []
-        for slot in list(self.on.slots(before, self.path)):
-            holder = holder_of(before, slot.path)
-            mine, own = self._snapshot_part(holder.get(self.name)), held.get(freeze(slot.key), [])
-            position = _position(map(self._snapshot_part, own), partial(same, mine))
-            reference = f"{slot.path.removesuffix(self.name)}{self.by}"
-            if slot.key is None:
-                continue
-            if any(overlap(path, reference) for path in renewed):
-                holder.pop(self.name, None)
-            elif self._is_filled(holder) and position is not None:
-                own.pop(position)
-            else:
-                unmatched.append((freeze(slot.key), holder, mine, own))
-        for key, holder, mine, own in unmatched:
+        slots = [slot for slot in self.on.slots(before, self.path) if slot.key is not None]
+        for slot in [slot for slot in slots if not self._is_settled(before, slot, held, renewed)]:
+            holder, key = holder_of(before, slot.path), freeze(slot.key)
+            mine = self._snapshot_part(holder.get(self.name))
             if not self._is_filled(holder):
-                self._put_back(holder, own)
+                self._put_back(holder, held.get(key, []))
             elif any(same(mine, each) for each in strangers) or self._is_anothers(mine, key, passing):
                 holder.pop(self.name)
+
+    def _is_settled(
+        self, document: Raw, slot: Slot, held: dict[Frozen, list[Any]], renewed: Collection[str]
+    ) -> bool:
+        """Whether a snapshot is its reference's own, or has gone with a reference that changed."""
+        holder = holder_of(document, slot.path)
+        reference = f"{slot.path.removesuffix(self.name)}{self.by}"
+        if any(overlap(path, reference) for path in renewed):
+            holder.pop(self.name, None)
+            return True
+        own, mine = held.get(freeze(slot.key), []), self._snapshot_part(holder.get(self.name))
+        position = _position(map(self._snapshot_part, own), partial(same, mine))
+        if position is None or not self._is_filled(holder):
+            return False
+        own.pop(position)
+        return True
 
     def _is_anothers(self, mine: list[Any], key: Frozen, passing: Mapping[Frozen, Sequence[Any]]) -> bool:
         """Whether a snapshot was taken of a source to which the target referred in passing."""
