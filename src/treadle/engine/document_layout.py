@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import bulk, crud, reads
 from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
-from treadle.engine.documents import dump
+from treadle.engine.documents import as_stored, dump
 from treadle.engine.inserts import Insert, insert_unordered
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import ChangeKind, Replace, Restore, former
@@ -23,7 +23,7 @@ from treadle.engine.upserts import Upsert
 from treadle.engine.write_path import WritePath
 from treadle.errors import BulkFailed, Failure, UsageError
 from treadle.graph import operations
-from treadle.graph.layout import Layout
+from treadle.graph.layout import Layout, PlainInsert
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
@@ -71,18 +71,15 @@ class DocumentLayout(Layout[D]):
             self.entry.collection, "find_one", (self.entry.filter_for_id(key),), NO_OPTIONS, False, (key,)
         )
 
-    def insert_command(self, document: D) -> Call | None:
-        """Return the command that stores a document that a later read gives as it is; None for a plan."""
+    def plain_insert(self, document: D) -> PlainInsert | None:
+        """Return the command that stores a document; None where other work follows."""
         if not self._inserts_at_once or self.entry in self.write_path.index_check.pending:
             return None
         altered: list[Any] = []
         raw = dump(self.entry, document, altered)
-        if altered:
-            # So it will be with the next one, and this was in vain.
-            self._inserts_at_once = False
-            return None
-        document.__pydantic_fields_set__.add("id")
-        return Call(self.entry.collection, "insert_one", (raw,), NO_OPTIONS, True, (raw["_id"],))
+        stored = as_stored(self.entry, document, raw, altered)
+        command = Call(self.entry.collection, "insert_one", (raw,), NO_OPTIONS, True, (raw["_id"],))
+        return PlainInsert(command, stored)
 
     def refusal(self, error: Exception, command: Call) -> Exception:
         """Return the error to raise where such an insert failed."""
@@ -136,7 +133,19 @@ class DocumentLayout(Layout[D]):
     # -- inserting ---------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
+        plain, stored = self.plain_insert(document), document
+        if plain is None:
+            (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
+            return stored
+        try:
+            yield plain.command
+        except Exception as error:
+            # As `translated` does, which costs as much as all the rest.
+            better = self.refusal(error, plain.command)
+            if better is error:
+                raise
+            raise better from error
+        stored = plain.stored
         return stored
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:

@@ -166,10 +166,11 @@ class AsyncStore(AsyncOperations):
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
         if self._is_steady and self._may_share(session):
-            command = calls.insert_command(document)
-            if command is not None:
-                await self._share_insert(calls, command)
-                return document
+            plain = calls.plain_insert(document)
+            if plain is not None:
+                await self._share_insert(calls, plain.command)
+                stored: D = plain.stored
+                return stored
         return await self._write(calls.insert(document), session)
 
     async def insert_many(

@@ -160,10 +160,11 @@ class Store(Operations):
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
         if self._is_steady and self._may_share(session):
-            command = calls.insert_command(document)
-            if command is not None:
-                self._share_insert(calls, command)
-                return document
+            plain = calls.plain_insert(document)
+            if plain is not None:
+                self._share_insert(calls, plain.command)
+                stored: D = plain.stored
+                return stored
         return self._write(calls.insert(document), session)
 
     def insert_many(
