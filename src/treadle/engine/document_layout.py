@@ -155,15 +155,13 @@ class DocumentLayout(Layout[D]):
         if not ordered and not (yield from is_inside()):
             return (yield from self._insert_accepted(listed))
         writes = yield from self._inserts(listed)
-        stored: list[D] = []
-        for write in writes:
-            stored += yield from self.write_path.execute(write, alone=True)
         if len(writes) == 1:
-            return stored
-        # In the order in which they were listed.
-        written = [document for write in writes for document in write.documents]
-        by_document = {id(document): result for document, result in zip(written, stored, strict=True)}
-        return [by_document[id(document)] for document in listed]
+            return (yield from self.write_path.execute(writes[0], alone=True))
+        stored: dict[int, D] = {}
+        for write in writes:
+            results = yield from self.write_path.execute(write, alone=True)
+            stored.update(zip(map(id, write.documents), results, strict=True))
+        return [stored[id(document)] for document in listed]
 
     def _require_indexes(self) -> Plan[None]:
         """Refuse a write of this model while a unique index on which it relies is missing."""
@@ -172,22 +170,30 @@ class DocumentLayout(Layout[D]):
     def _insert_accepted(self, documents: list[D]) -> Plan[list[D]]:
         """Store all documents but those that are refused; raises `BulkFailed` if there are any."""
         failures: list[Failure] = []
-        stored: list[D] = []
-        if self.entry.effects.is_plain:
-            most = self.entry.limits.insert_max
-            for start in range(0, len(documents), most):
-                chunk = documents[start : start + most]
-                some, refused = yield from insert_unordered(self.entry, chunk)
-                stored += some
-                failures += [bulk.failure_of(start + at, error) for at, error in refused.items()]
-        else:
-            numbered = {id(document): number for number, document in enumerate(documents)}
-            for write in (yield from self._inserts(documents)):
-                items = [(numbered[id(document)], document) for document in write.documents]
-                for piece in chunks(items, 1 if self.inserts_apart else len(items)):
-                    stored += yield from bulk.skip_refused(piece, self._insert_piece, failures)
+        insert = self._insert_each if self.entry.effects.is_plain else self._insert_pieces
+        stored = yield from insert(documents, failures)
         if failures:
             raise BulkFailed(sorted(failures, key=lambda each: each.position), len(documents))
+        return stored
+
+    def _insert_each(self, documents: list[D], failures: list[Failure]) -> Plan[list[D]]:
+        """Store the documents of a plain model, each by itself, in one command per chunk."""
+        stored: list[D] = []
+        most = self.entry.limits.insert_max
+        for start in range(0, len(documents), most):
+            some, refused = yield from insert_unordered(self.entry, documents[start : start + most])
+            stored += some
+            failures += [bulk.failure_of(start + at, error) for at, error in refused.items()]
+        return stored
+
+    def _insert_pieces(self, documents: list[D], failures: list[Failure]) -> Plan[list[D]]:
+        """Store documents in commits, which are halved until a refused document stands alone."""
+        stored: list[D] = []
+        numbered = {id(document): number for number, document in enumerate(documents)}
+        for write in (yield from self._inserts(documents)):
+            items = [(numbered[id(document)], document) for document in write.documents]
+            for piece in chunks(items, 1 if self.inserts_apart else len(items)):
+                stored += yield from bulk.skip_refused(piece, self._insert_piece, failures)
         return stored
 
     def _insert_piece(self, items: Sequence[tuple[int, D]]) -> Plan[list[D]]:
