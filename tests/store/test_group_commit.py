@@ -63,6 +63,8 @@ class Bench:
             with pymongo.timeout(seconds):
                 try:
                     settle = partial(outcome.set_result, self.batcher.submit(item))
+                except KeyboardInterrupt:
+                    return
                 except Exception as error:
                     settle = partial(outcome.set_exception, error)
             with contextlib.suppress(RuntimeError):
@@ -353,6 +355,29 @@ def test_a_call_that_is_cancelled_leaves_the_others_alone():
         leader.cancel()
         assert 31 == await following
         assert not bench.batcher._running
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_is_interrupted_hands_its_group_over():
+    async def main():
+        bench = Bench(tasks=False)
+        batcher = bench.batcher
+        lead, interrupted = batcher._lead, []
+
+        def interrupt_once(group: Any) -> None:
+            if len(group.calls) > 1 and not interrupted:
+                interrupted.append(group)
+                raise KeyboardInterrupt
+            lead(group)
+
+        batcher._lead = interrupt_once
+        async with bench.queue(11, 12, 13) as calls:
+            pass
+        await bench.until(lambda: 2 == sum(call.done() for call in calls))
+        assert {11, 12, 13} > {call.result() for call in calls if call.done()}
+        assert interrupted
+        assert not batcher._running
 
     asyncio.run(main())
 

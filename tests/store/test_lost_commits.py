@@ -107,7 +107,7 @@ def test_a_commit_that_is_cancelled_before_it_is_sent_holds_nothing(
 
     async def scenario() -> None:
         async with AsyncMongoClient[Any](server.uri) as client:
-            constants(let_go_seconds=60.0)
+            constants(discard_seconds=60.0)
             awaited = AsyncStore(client[store.database.name], [Note])
             update = {"$inc": {"edits": 1}}
             with pytest.raises(asyncio.CancelledError):

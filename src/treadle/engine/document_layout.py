@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import bulk, crud, reads
 from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
-from treadle.engine.documents import dump
+from treadle.engine.documents import as_stored, dump
 from treadle.engine.inserts import Insert, insert_unordered
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import ChangeKind, Replace, Restore, former
@@ -23,7 +23,7 @@ from treadle.engine.upserts import Upsert
 from treadle.engine.write_path import WritePath
 from treadle.errors import BulkFailed, Failure, UsageError
 from treadle.graph import operations
-from treadle.graph.layout import Layout
+from treadle.graph.layout import Layout, PlainInsert
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.outcomes import Page
@@ -71,18 +71,15 @@ class DocumentLayout(Layout[D]):
             self.entry.collection, "find_one", (self.entry.filter_for_id(key),), NO_OPTIONS, False, (key,)
         )
 
-    def insert_command(self, document: D) -> Call | None:
-        """Return the command that stores a document that a later read gives as it is; None for a plan."""
+    def plain_insert(self, document: D) -> PlainInsert | None:
+        """Return the command that stores a document; None where other work follows."""
         if not self._inserts_at_once or self.entry in self.write_path.index_check.pending:
             return None
         altered: list[Any] = []
         raw = dump(self.entry, document, altered)
-        if altered:
-            # So it will be with the next one, and this was in vain.
-            self._inserts_at_once = False
-            return None
-        document.__pydantic_fields_set__.add("id")
-        return Call(self.entry.collection, "insert_one", (raw,), NO_OPTIONS, True, (raw["_id"],))
+        stored = as_stored(self.entry, document, raw, altered)
+        command = Call(self.entry.collection, "insert_one", (raw,), NO_OPTIONS, True, (raw["_id"],))
+        return PlainInsert(command, stored)
 
     def refusal(self, error: Exception, command: Call) -> Exception:
         """Return the error to raise where such an insert failed."""
@@ -136,7 +133,19 @@ class DocumentLayout(Layout[D]):
     # -- inserting ---------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
+        plain, stored = self.plain_insert(document), document
+        if plain is None:
+            (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
+            return stored
+        try:
+            yield plain.command
+        except Exception as error:
+            # As `translated` does, which costs as much as all the rest.
+            better = self.refusal(error, plain.command)
+            if better is error:
+                raise
+            raise better from error
+        stored = plain.stored
         return stored
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
@@ -146,15 +155,13 @@ class DocumentLayout(Layout[D]):
         if not ordered and not (yield from is_inside()):
             return (yield from self._insert_accepted(listed))
         writes = yield from self._inserts(listed)
-        stored: list[D] = []
-        for write in writes:
-            stored += yield from self.write_path.execute(write, alone=True)
         if len(writes) == 1:
-            return stored
-        # In the order in which they were listed.
-        written = [document for write in writes for document in write.documents]
-        by_document = {id(document): result for document, result in zip(written, stored, strict=True)}
-        return [by_document[id(document)] for document in listed]
+            return (yield from self.write_path.execute(writes[0], alone=True))
+        stored: dict[int, D] = {}
+        for write in writes:
+            results = yield from self.write_path.execute(write, alone=True)
+            stored.update(zip(map(id, write.documents), results, strict=True))
+        return [stored[id(document)] for document in listed]
 
     def _require_indexes(self) -> Plan[None]:
         """Refuse a write of this model while a unique index on which it relies is missing."""
@@ -163,22 +170,30 @@ class DocumentLayout(Layout[D]):
     def _insert_accepted(self, documents: list[D]) -> Plan[list[D]]:
         """Store all documents but those that are refused; raises `BulkFailed` if there are any."""
         failures: list[Failure] = []
-        stored: list[D] = []
-        if self.entry.effects.is_plain:
-            most = self.entry.limits.insert_max
-            for start in range(0, len(documents), most):
-                chunk = documents[start : start + most]
-                some, refused = yield from insert_unordered(self.entry, chunk)
-                stored += some
-                failures += [bulk.failure_of(start + at, error) for at, error in refused.items()]
-        else:
-            numbered = {id(document): number for number, document in enumerate(documents)}
-            for write in (yield from self._inserts(documents)):
-                items = [(numbered[id(document)], document) for document in write.documents]
-                for piece in chunks(items, 1 if self.inserts_apart else len(items)):
-                    stored += yield from bulk.skip_refused(piece, self._insert_piece, failures)
+        insert = self._insert_each if self.entry.effects.is_plain else self._insert_pieces
+        stored = yield from insert(documents, failures)
         if failures:
             raise BulkFailed(sorted(failures, key=lambda each: each.position), len(documents))
+        return stored
+
+    def _insert_each(self, documents: list[D], failures: list[Failure]) -> Plan[list[D]]:
+        """Store the documents of a plain model, each by itself, in one command per chunk."""
+        stored: list[D] = []
+        most = self.entry.limits.insert_max
+        for start in range(0, len(documents), most):
+            some, refused = yield from insert_unordered(self.entry, documents[start : start + most])
+            stored += some
+            failures += [bulk.failure_of(start + at, error) for at, error in refused.items()]
+        return stored
+
+    def _insert_pieces(self, documents: list[D], failures: list[Failure]) -> Plan[list[D]]:
+        """Store documents in commits, which are halved until a refused document stands alone."""
+        stored: list[D] = []
+        numbered = {id(document): number for number, document in enumerate(documents)}
+        for write in (yield from self._inserts(documents)):
+            items = [(numbered[id(document)], document) for document in write.documents]
+            for piece in chunks(items, 1 if self.inserts_apart else len(items)):
+                stored += yield from bulk.skip_refused(piece, self._insert_piece, failures)
         return stored
 
     def _insert_piece(self, items: Sequence[tuple[int, D]]) -> Plan[list[D]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from treadle.errors import UsageError
 from treadle.graph.operations import Operation, Returns, Upserted
@@ -43,6 +43,13 @@ class PageReader(Protocol[R_co]):
         """The documents that can be emitted now."""
 
 
+class PlainInsert(NamedTuple):
+    """An insert that is one command, and what it returns: the document as a later read will give it."""
+
+    command: Call
+    stored: Any
+
+
 class Layout(Generic[D]):
     """The Store's calls on one model; what a layout does not answer, it refuses by name."""
 
@@ -65,8 +72,8 @@ class Layout(Generic[D]):
         """Return the command that reads the document of an id; None where a plan does."""
         return None
 
-    def insert_command(self, document: D) -> Call | None:
-        """Return the command that stores a document that a later read gives as it is; None for a plan."""
+    def plain_insert(self, document: D) -> PlainInsert | None:
+        """Return the command that stores a document; None where a plan does."""
         return None
 
     def refusal(self, error: Exception, command: Call) -> Exception:

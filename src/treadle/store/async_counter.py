@@ -1,4 +1,4 @@
-"""What `store.counter(…)` of the asyncio shell gives: the handle of one counter.
+"""The handle of one counter: `store.counter(…)` of the asyncio shell.
 
 It has what a plan must not: the events in memory, a lock, a timer, a clock
 and chance. What is written, and how, is in the calls of its rule.
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 COUNTER_COMBINED_MAX = 5_000
 # How long storing such a write may take. A flusher remembers for longer than this what it has moved.
 COUNTER_RECORD_SECONDS = 60.0
-# How long a flush may take that nobody asked for.
+# How long a flush may take that no caller asked for.
 COUNTER_DUE_SECONDS = 10.0
 # How long the flush at the end of the process may take.
 COUNTER_EXIT_SECONDS = 20.0
-# How long flushes that nobody asked for rest after a failure.
+# How long flushes that no caller asked for pause after a failure.
 COUNTER_PAUSE_SECONDS = 1.0
 # Ids without a document that are remembered.
 COUNTER_UNKNOWN_MAX = 10_000
@@ -68,7 +68,7 @@ class AsyncCounter:
         self._buffer = Buffer(declared.every, declared.keys_max, self._limits, self.rule.plus)
         self._events = self._buffer.events
         self._append = self._events.append
-        # Ids of this very class are counted without looking at them.
+        # Ids of exactly this class are counted without a check.
         self._quick_class: Any = (self.rule.exact_key if self._kind == "memory" else None) or _NoClass
         self._exact = self._quick_class
         waits = declared.within is not None and self._kind != "sampled"
@@ -77,14 +77,14 @@ class AsyncCounter:
         self._error: Exception | None = None
         # Amounts that flushes could not add, because there is no such document.
         self.unknown: dict[Any, Any] = {}
-        self.begin_anew()
+        self.reset()
         counter_exit.register(self)
 
-    def begin_anew(self) -> None:
-        """A fresh buffer and its own timer; a forked child must not write what its parent will."""
-        self._buffer.begin_anew()
+    def reset(self) -> None:
+        """Begin with an empty buffer and timer; a forked child must not write what its parent will."""
+        self._buffer.reset()
         self._flushing = asyncio.Lock()
-        # Nobody goes past a writer's event that is being stored again: it would pass for one that was moved.
+        # In order: an event that went past one that is being stored again would make that look moved already.
         self._batcher = AsyncBatcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=deadline.NEVER)
         if True:  # ASYNC
             self._without_timer()
@@ -143,7 +143,7 @@ class AsyncCounter:
             await self._flush_when_due()
 
     async def _record(self, group: Sequence[Any], _: int | None) -> list[Any]:
-        """Store the amounts of several tasks in one write; each hears how it went."""
+        """Store the amounts of several tasks in one write; each gets its outcome."""
         try:
             with pymongo.timeout(COUNTER_RECORD_SECONDS):
                 await self._store.runner.run(self._calls.record(self._buffer, group))
@@ -152,7 +152,7 @@ class AsyncCounter:
         return [None] * len(group)
 
     async def _make_room(self) -> None:
-        """Before more is added to a buffer that is full: write it, or refuse the event."""
+        """Write a buffer that is full before more is added, or refuse the event."""
         await self._flush_when_due()
         if self._buffer.overfull and self._error is not None:
             raise self._error
@@ -161,7 +161,7 @@ class AsyncCounter:
     # -- flushing ----------------------------------------------------------------------
 
     async def flush(self) -> Flushed:
-        """Write everything that is pending; what was done, and which ids no document has."""
+        """Write everything that is pending. Returns what was done, and the ids that no document has."""
         done = Flushed()
         async with self._in_turn():
             try:
@@ -174,7 +174,7 @@ class AsyncCounter:
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncGenerator[None]:
-        """While no other flush is under way, within the caller's time."""
+        """Run the block while no other flush is under way, within the caller's time."""
         with deadline.within(self._store._seconds):
             async with holding_async(self._flushing, "waiting for a flush"):
                 yield
@@ -191,28 +191,29 @@ class AsyncCounter:
                 self.unknown[key] = self.unknown.get(key, 0) + n
 
     async def _flush_when_due(self) -> None:
-        """A flush that no caller asked for; a failure goes to the log, and the next one tries again."""
+        """Flush without a caller; a failure is logged, and the next flush tries again."""
         if time.monotonic() >= self._again_at:
             try:
                 with pymongo.timeout(COUNTER_DUE_SECONDS):
                     await self.flush()
                 return
             except Exception as error:
+                # No caller asked for this flush, so that none can be told.
                 text = "%s: a flush failed and will be tried again: %s"
                 log.warning(text, self.rule.place.label, error, exc_info=is_bug(error))
                 self._error = error
                 self._again_at = time.monotonic() + COUNTER_PAUSE_SECONDS
         if self._buffer.overfull:
-            # Whoever adds must see first whether there is room.
+            # The next call of add must see first whether there is room.
             self._exact = _NoClass
 
     async def tick(self) -> None:
-        """What the timer calls."""
+        """Flush what is pending; called by the timer."""
         if self._kind == "durable" or not self._buffer.empty:
             await self._flush_when_due()
 
     def flush_at_exit(self, spent_seconds: float = 0.0) -> None:
-        """The process ends: write what is pending, or say that it is lost."""
+        """Write what is pending when the process ends, or log that it is lost."""
         if self._kind != "memory" or self._buffer.empty:
             return
         if True:  # ASYNC
@@ -224,23 +225,24 @@ class AsyncCounter:
             )
         else:
             try:
-                # At least a moment, for the others that waited in vain may have another server.
+                # At least a moment: counters that timed out before this one may have another server.
                 with pymongo.timeout(max(1.0, COUNTER_EXIT_SECONDS - spent_seconds)):
                     self.flush()
             except Exception as error:
+                # The process ends, and the other counters are still to be flushed.
                 text = "%s: what was pending at exit is lost: %s"
                 log.warning(text, self.rule.place.label, error, exc_info=is_bug(error))
 
     # -- reading -----------------------------------------------------------------------
 
     async def pending(self) -> dict[Any, Any]:
-        """What is not stored yet, by id; of a durable counter, of all processes."""
+        """Return what is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
             return await self._store._perform(self._calls.pending())
         return self._buffer.pending()
 
     async def read(self, id: Any, exact: bool = False) -> Any:
-        """The stored number, or the exact one: with what is pending. None if there is no document."""
+        """Return the stored number, or the exact one, with what is pending. None if there is no document."""
         plan = self._calls.read(id, exact, self._buffer)
         if not exact or self._kind != "memory":
             return await self._store._perform(plan, answers=not exact)

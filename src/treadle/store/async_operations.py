@@ -1,4 +1,4 @@
-"""The part of the asyncio shell for operators: proof and repair, pauses, what was set aside, jobs."""
+"""The part of the asyncio shell for operators: verification and repair, pauses, what was set aside, jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from treadle.store.background import LEASE_RENEWALS, repeating_async
 
 
 class AsyncOperations(AsyncReads):
-    """What an operator asks of a store."""
+    """The calls of a store for its operator."""
 
     # -- proof and repair ---------------------------------------------------------------
 
@@ -35,10 +35,10 @@ class AsyncOperations(AsyncReads):
         throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> list[Finding]:
-        """Every stored value that is not what it should be; of all models, or of these.
+        """Return every stored value that differs from its recomputed one; of all models, or of these.
 
         `sample=0.01` looks at one percent of the documents, `since=` at what
-        changed since then and what follows from it, `resume=True` goes on
+        changed since then and what follows from it, `resume=True` continues
         where a verify of the same models was interrupted. With `fields`, what
         is about these fields.
         """
@@ -66,7 +66,7 @@ class AsyncOperations(AsyncReads):
         throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> int:
-        """Mend what `verify` finds, while writers go on; how many documents were mended.
+        """Repair what `verify` finds, while writers continue. Returns the number of repaired documents.
 
         With `ids`, only these documents of one model; with `fields`, only
         these fields, and the formulas that follow from them.
@@ -81,9 +81,9 @@ class AsyncOperations(AsyncReads):
             )
         async with self._recorded("repair", models, throttle, progress) as job:
             work = upkeep.rebuild.repair(self.graph, server, entries, job, only)
-            mended = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+            repaired = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
         await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
-        return mended
+        return repaired
 
     async def rebuild(
         self,
@@ -94,7 +94,7 @@ class AsyncOperations(AsyncReads):
     ) -> int:
         """Recompute every maintained value, as after a pattern was added to old data.
 
-        `resume=True` notes every page, and goes on where such a rebuild of the
+        `resume=True` notes every page, and continues where such a rebuild of the
         same models was interrupted.
         """
         entries = self.graph.chosen(models)
@@ -113,7 +113,7 @@ class AsyncOperations(AsyncReads):
         dry_run: bool = False,
         progress: Report | None = None,
     ) -> int:
-        """Move documents that are old enough, by the server's clock or at `now`; how many."""
+        """Move documents that are old enough, by the server's clock or at `now`. Returns their number."""
         rule = moving_of(self.graph.entry(model))
         await self._capabilities()
         if dry_run:
@@ -140,11 +140,11 @@ class AsyncOperations(AsyncReads):
                     await self.runner.run(scheduler.lease.release())
 
     async def findings(self) -> list[upkeep.findings.KeptFinding]:
-        """Where the last verify of each model found something wrong; without values."""
+        """Return where the last verify of each model found something wrong, without values."""
         return await self.runner.run(upkeep.findings.listed(self.graph))
 
     async def status(self) -> upkeep.status.Status:
-        """How the maintenance stands: per rule its mode, state, how far behind, last run, last findings."""
+        """Return the state of the maintenance: per rule its mode, state, lag, last run and last findings."""
         async with self.runner.database.client.start_session() as session:
             return await self.runner.run(
                 upkeep.status.status(self.graph, await self._capabilities()), session
@@ -153,37 +153,37 @@ class AsyncOperations(AsyncReads):
     # -- rules that are paused -------------------------------------------------------------
 
     async def pause(self, rule: str) -> bool:
-        """Stop maintaining a rule, such as "Product.review_count", until `resume`; whether it was not paused.
+        """Stop maintaining a rule, such as "Product.review_count". Returns whether it was active.
 
-        In the database, so that it holds for every process. No event is lost.
+        Until `resume`, and for every process. No event is lost.
         """
         return await self.runner.run(upkeep.controls.pause(self.graph, rule))
 
     async def resume(self, rule: str) -> upkeep.controls.Resumed:
-        """Let a rule go on: "behind" if it catches up, "building" if history is gone and it is rebuilt."""
+        """Maintain a rule again. Returns "behind" if it catches up, "building" if it must be rebuilt."""
         return await self.runner.run(upkeep.controls.resume(self.graph, rule))
 
     # -- what was set aside -------------------------------------------------------------------
 
     async def set_aside(self, rule: str | None = None) -> list[upkeep.aside.SetAsideDocument]:
-        """The documents that could not be brought right, and why; of all rules, or of one."""
+        """Return the documents that could not be processed, and why; of all rules, or of one."""
         return await self.runner.run(upkeep.aside.listed(self.graph, rule))
 
     async def retry(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
-        """Try once more to bring a document right that was set aside; whether that is done."""
+        """Process a document again that was set aside. Returns whether that succeeded."""
         server = await self._capabilities()
         found = await self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
         return await self.runner.run(upkeep.aside.retry(self.graph, server, found))
 
     async def discard(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
-        """Forget a document that was set aside, and leave it as it is; whether it was still noted."""
+        """Forget a document that was set aside, and leave it as it is. Returns whether it was still noted."""
         found = await self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
         return await self.runner.run(upkeep.aside.discard(found))
 
     # -- long runs ----------------------------------------------------------------------------------
 
     async def jobs(self) -> list[upkeep.jobs.JobStatus]:
-        """The last long runs of any process, newest first: how far they came, and how long they will take."""
+        """Return the last long runs of any process, newest first, with their progress and the time left."""
         return await self.runner.run(upkeep.jobs.listed(self.graph.limits))
 
     async def control_job(
@@ -226,7 +226,7 @@ class AsyncOperations(AsyncReads):
         *,
         resume: bool = False,
     ) -> AsyncGenerator[upkeep.jobs.Job]:
-        """A job whose row says how it ended; with `resume`, the row of one that did not."""
+        """Give a job whose row says how it ended; with `resume`, the row of one that did not."""
         async with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)
             if resume:
@@ -238,6 +238,7 @@ class AsyncOperations(AsyncReads):
                 await self.runner.run(job.end("stopped"))
                 raise
             except Exception as error:
+                # Whatever ended the job, its row says so.
                 await self.runner.run(job.end_quietly(type(error).__name__))
                 raise
             await self.runner.run(job.end("done"))

@@ -44,7 +44,7 @@ class AsyncResults(Generic[R]):
         await self._documents.aclose()
 
 
-# A function, not a method: the cursor is to be closed as soon as nobody iterates any more.
+# A function, not a method: the cursor is closed as soon as its results are not iterated any more.
 
 
 async def read_pages(

@@ -58,7 +58,7 @@ from treadle.store.deadline import Retries, TimedOut
 from treadle.store.shared_commands import Shareable, lane_of, perform_together
 
 # How long its caller waits, if there is time, where that was not heard.
-LET_GO_SECONDS = 3.0
+DISCARD_SECONDS = 3.0
 
 R = TypeVar("R")
 Session = AsyncClientSession | None
@@ -109,7 +109,7 @@ class AsyncRunner:
             and self._limits.together_max > 1
             and database.read_concern.level != "linearizable"
         )
-        # Who goes together with whom: by collection, and by kind of command.
+        # The commands that share round trips: by collection, and by kind of command.
         self._lanes: dict[tuple[str, str], AsyncBatcher] = {}
 
     def collection(self, name: str) -> AsyncCollection[Raw]:
@@ -140,7 +140,7 @@ class AsyncRunner:
 
     async def _drive(self, plan: Plan[R], session: Session, answers: bool, called: bool = False) -> R:
         result: Any
-        # Of those who queue there may be many: no layer, and no local, that can be done without.
+        # Many calls may wait here at once: no layer and no local that can be left out.
         if self._shards is not None:
             plan = self._shards.targeted(plan)
         try:
@@ -159,6 +159,7 @@ class AsyncRunner:
                     else:
                         result = await self._perform(command, session)
                 except Exception as error:
+                    # Any error is thrown into the plan, which may answer it.
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
                     command = plan.throw(error)
@@ -265,7 +266,7 @@ class AsyncRunner:
     async def _reread(
         self, command: Call, session: Session, collection: Any, error: InvalidBSON
     ) -> Raw | None:
-        """Say which document it is that cannot be decoded."""
+        """Name the document that cannot be decoded."""
         if command.method != "find_one":
             raise unreadable_result(command, error) from error
         raws = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
@@ -275,7 +276,7 @@ class AsyncRunner:
         )
 
     async def _listed(self, command: Read, session: Session, *, own: bool = False) -> list[Raw]:
-        """All documents of a read; one by one where the driver cannot decode them together."""
+        """Return all documents of a read; decoded one by one where the driver cannot decode them together."""
         try:
             return await (await self.opened(command, session, own=own)).to_list()  # type: ignore[no-any-return]
         except InvalidBSON:
@@ -323,7 +324,7 @@ class AsyncRunner:
                 return await self.in_transaction(work, own)
 
         async def attempt(current: AsyncClientSession) -> R:
-            # Before each attempt: what was given up meanwhile may be what this one waits for.
+            # Before each attempt: it may wait for documents of a transaction that was given up since.
             if self._abandoned:
                 await self._end_abandoned()
             return await work(current)
@@ -331,11 +332,11 @@ class AsyncRunner:
         try:
             return await in_transaction(session, attempt, self.lock_seconds)
         except BaseException as error:
-            await self.let_go(session, error)
+            await self.discard_session(session, error)
             raise
 
-    async def let_go(self, session: AsyncClientSession, error: BaseException) -> None:
-        """End a failed transaction of which nobody can tell whether the server heard that it is over."""
+    async def discard_session(self, session: AsyncClientSession, error: BaseException) -> None:
+        """End a failed transaction of which it is not known whether the server received its abort."""
         if isinstance(error, TimedOut) and error.__cause__ is not None:
             # What ended the last attempt tells whether the server heard of the abort.
             error = error.__cause__
@@ -350,20 +351,20 @@ class AsyncRunner:
         waits = deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
         if waits or cut_off:
             # The driver needs half a second to find a server again whose connection was lost.
-            with deadline.instead(LET_GO_SECONDS):
+            with deadline.instead(DISCARD_SECONDS):
                 await self._end_abandoned()
 
     async def end_refused(self, session: AsyncClientSession) -> None:
-        """Let nothing of a caller's transaction be committed, of which a call was refused half way."""
+        """Abort a transaction of the caller of which a call was refused half way."""
         self.transactions.end(session)
         with contextlib.suppress(PyMongoError), deadline.instead(ABORT_SECONDS):
-            # By the server, as after an error of its own: the driver goes on as if it were open.
+            # By the server, as after an error of its own: the driver behaves as if it were open.
             await self.database.client.admin.command("abortTransaction", session=session)
 
     async def _end_abandoned(self) -> None:
-        """Let go of what transactions hold that were given up while their server did not answer.
+        """End transactions that were given up while their server did not answer.
 
-        Else it would be locked until the server's own limit for a transaction has passed.
+        Otherwise their documents stay locked until the server's own limit for a transaction.
         """
         abandoned, over = [self._abandoned.popleft() for _ in range(len(self._abandoned))], False
         try:
@@ -374,5 +375,5 @@ class AsyncRunner:
             over = isinstance(error, OperationFailure) and not error.timeout
         finally:
             if not over:
-                # Out of time or cancelled, too: they may be what others wait for.
+                # Out of time or cancelled, too: other writers may wait for them.
                 self._abandoned.extend(abandoned)

@@ -139,7 +139,7 @@ class AsyncStore(AsyncOperations):
     async def setup(
         self, dry_run: bool = False, *, validation: upkeep.set_up.Enforcement = None
     ) -> list[Action]:
-        """Create and change what the models need; the list of what was done.
+        """Create and change what the models need. Returns what was done.
 
         The validator of a collection that holds documents and had none begins
         with warnings; `validation="enforce"` makes it binding, and
@@ -151,11 +151,11 @@ class AsyncStore(AsyncOperations):
         return done
 
     async def index_ready(self) -> list[Action]:
-        """What `setup()` would still have to do; empty where everything is as declared."""
+        """Return what `setup()` would still have to do; nothing where everything is as declared."""
         return await self.setup(dry_run=True)
 
     async def ping(self) -> float:
-        """How many milliseconds one round trip to the server takes."""
+        """Return the milliseconds that one round trip to the server takes."""
         start = time.perf_counter()
         await self.runner.run(database_command({"ping": 1}, writes=False, admin=True))
         return (time.perf_counter() - start) * 1000
@@ -166,10 +166,11 @@ class AsyncStore(AsyncOperations):
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
         if self._is_steady and self._may_share(session):
-            command = calls.insert_command(document)
-            if command is not None:
-                await self._share_insert(calls, command)
-                return document
+            plain = calls.plain_insert(document)
+            if plain is not None:
+                await self._share_insert(calls, plain.command)
+                stored: D = plain.stored
+                return stored
         return await self._write(calls.insert(document), session)
 
     async def insert_many(
@@ -203,7 +204,7 @@ class AsyncStore(AsyncOperations):
     async def update_many(
         self, model: type[Document], filter: Any, update: Any, session: Session = None
     ) -> int:
-        """Update all matching documents; how many matched."""
+        """Update all matching documents. Returns the number that matched."""
         return await self._write(self._calls(model).update_all(filter, update), session)
 
     async def upsert(
@@ -225,21 +226,21 @@ class AsyncStore(AsyncOperations):
         return await self._write(self._calls_of(document).change_kind(document, was), session)
 
     async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
-        """Delete one document; the deleted document, or None."""
+        """Delete one document. Returns it, or None."""
         return await self._write(self._calls(model).delete(id_or_filter), session)
 
     async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
-        """Delete all matching documents; how many there were."""
+        """Delete all matching documents. Returns the number deleted."""
         return await self._write(self._calls(model).delete_all(filter), session)
 
     async def restore(self, model: type[D], id: Any, session: Session = None) -> D | None:
-        """Bring back a document that was archived or, with `soft_delete=`, deleted; the document, or None."""
+        """Restore a document that was archived or soft-deleted. Returns it, or None."""
         return await self._write(self._calls(model).restore(id), session)
 
     async def purge(
         self, model: type[Document], before: datetime | None = None, session: Session = None
     ) -> int:
-        """Remove the deleted documents, or those deleted before a moment, for good; how many."""
+        """Remove soft-deleted documents for good, or those deleted before a moment. Returns their number."""
         return await self._write(self._calls(model).purge(before), session)
 
     async def bulk(
@@ -248,14 +249,14 @@ class AsyncStore(AsyncOperations):
         """Writes of several models, many in one commit, which updates each target once.
 
         An ordered bulk ends at the first chunk of which an operation is
-        refused. Any other goes on, and `BulkFailed` lists the refused ones.
+        refused. Any other continues, and `BulkFailed` lists the refused ones.
         """
         return await self._write(
             BulkWrite(self.write_path, self._named, operations, ordered).perform(), session
         )
 
     def _named(self, operation: Any) -> Layout[Any]:
-        """What answers the calls on the model that an operation names."""
+        """Return the layout of the model that an operation names."""
         if isinstance(operation, Insert | Replace):
             return self._calls_of(operation.document)
         return self._calls(operation.model)
@@ -293,7 +294,7 @@ class AsyncStore(AsyncOperations):
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
     ) -> upkeep.migrations.run.Migrated:
-        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
+        """Convert all documents of a model to a version, up or down, while readers and writers continue."""
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry = self.graph.entry(model)
         server = await self._capabilities()
@@ -311,11 +312,11 @@ class AsyncStore(AsyncOperations):
             )
 
     async def migration_status(self, model: type[Document]) -> dict[int, int]:
-        """How many documents there are of each version."""
+        """Return the number of documents of each version."""
         return await self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
 
     async def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
-        """The documents that could not be migrated, and why."""
+        """Return the documents that could not be migrated, and why."""
         return await self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
     # -- fields that are stored otherwise ---------------------------------------------------
@@ -334,7 +335,7 @@ class AsyncStore(AsyncOperations):
     # -- work beside the writers ---------------------------------------------------------
 
     def worker(self, name: str = WORKER) -> AsyncWorker:
-        """The worker that keeps what is declared with `maintain="stream"` right."""
+        """Return the worker that maintains what is declared with `maintain="stream"`."""
         return AsyncWorker(self, name)
 
     def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
@@ -361,7 +362,7 @@ class AsyncStore(AsyncOperations):
                     await commit(session, Retries(self.runner.lock_seconds))
             except BaseException as error:
                 await abort(session, error)
-                await self.runner.let_go(session, error)
+                await self.runner.discard_session(session, error)
                 raise
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:

@@ -33,7 +33,7 @@ WORKER_WAIT_SECONDS = 60.0
 
 
 class AsyncWorker:
-    """Keeps what is declared with `maintain="stream"` right, whoever writes the sources."""
+    """Maintains what is declared with `maintain="stream"`, whichever program writes the sources."""
 
     def __init__(self, store: AsyncWriter, name: str) -> None:
         self._store = store
@@ -66,7 +66,7 @@ class AsyncWorker:
                 try:
                     await self._store.runner.run(follower.run(lambda: self._stopping), session)
                 finally:
-                    # Also after an interruption, so that nobody has to wait for the lease to run out.
+                    # Also after an interruption, so that no standby has to wait for the lease to run out.
                     with contextlib.suppress(PyMongoError):
                         await self._store.runner.run(follower.resign(), session)
 
@@ -89,7 +89,7 @@ class AsyncWorker:
         pause = WORKER_BACKOFF_SECONDS
         while not self._stopping:
             try:
-                # Not for as long as a client waits for a server: SIGTERM may come meanwhile.
+                # Not for as long as a client waits for a server: SIGTERM may arrive in that time.
                 with pymongo.timeout(limits.worker_lease_seconds):
                     await self._store.runner.run(clock())
                 return await self._store._capabilities()
@@ -105,7 +105,7 @@ class AsyncWorker:
     async def _at_work(
         self, server: Capabilities
     ) -> AsyncGenerator[tuple[upkeep.stream.Follower, AsyncClientSession]]:
-        """A follower with its session, whose lease is renewed meanwhile."""
+        """Give a follower with its session; its lease is renewed until the block ends."""
         client = self._store.runner.database.client
         common.require_one_router(server, client)
         async with client.start_session() as session, self._store._owning() as owner:
@@ -144,7 +144,7 @@ def _until_idle(follower: upkeep.stream.Follower) -> Plan[int]:
         handled = yield from follower.run_until_idle()
     except LeaseLost:
         raise DataError(
-            "the lease went to another worker meanwhile; it goes on from here", code="lease-busy"
+            "the lease went to another worker, which continues from here", code="lease-busy"
         ) from None
     yield from follower.resign()
     return handled

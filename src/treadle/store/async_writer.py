@@ -77,20 +77,20 @@ class AsyncWriter:
         )
 
     def _calls(self, model: type[D]) -> Layout[D]:
-        """What answers the calls on a model."""
+        """Return the layout of a model, which answers its calls."""
         layout = self._layouts.get(model) if isinstance(model, type) else None
-        # The graph refuses what is none of its models.
+        # The graph refuses any other model.
         return self._layouts[self.graph.entry(model).model] if layout is None else layout
 
     def _calls_of(self, document: D) -> Layout[D]:
-        """What answers the calls on a document."""
+        """Return the layout of a document's model."""
         layout = self._layouts.get(type(document))
         if layout is None:
             raise self.graph.not_a_document(document)
         return layout
 
     def _within(self, session: Session) -> Session:
-        """The session of a call: the caller's, or that of the transaction block around it."""
+        """Return the session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
             caller_transactions.refuse_other(self, session)
             return session
@@ -172,7 +172,7 @@ class AsyncWriter:
 
     @asynccontextmanager
     async def _owning(self) -> AsyncGenerator[str]:
-        """A name for one piece of work; whatever ends it, no lease stays under that name."""
+        """Give a name for one piece of work; however it ends, no lease stays under that name."""
         with common.owning() as owner:
             try:
                 yield owner
@@ -183,7 +183,7 @@ class AsyncWriter:
                 raise
 
     async def _capabilities(self) -> Capabilities:
-        """What the server can do; the first call also recovers what a crash left."""
+        """Return what the server can do; the first call also recovers what a crash left."""
         if not self._recovered:
             await self._recover()
         else:
@@ -192,7 +192,7 @@ class AsyncWriter:
         return self._known
 
     async def _capabilities_with(self, *names: str) -> Capabilities:
-        """The same, also of what no declaration uses."""
+        """Return the same, with capabilities that no declaration uses."""
         known = await self._capabilities()
         if self._uses.issuperset(names):
             return known
@@ -258,6 +258,6 @@ class AsyncWriter:
         return await self.runner.run(self.write_path.recover())
 
     async def recover(self) -> int:
-        """Finish what a crash left half done, and try again what was set aside; how many things were done."""
+        """Finish what a crash interrupted, and retry what was set aside. Returns the number of both."""
         done = await self._recover()
         return done + await self.runner.run(upkeep.retries.retry_all(self.graph, await self._capabilities()))

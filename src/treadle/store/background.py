@@ -63,14 +63,14 @@ async def repeating_async(seconds: float, call: Callable[[], Awaitable[object]])
 
 
 def is_sigterm_unhandled() -> bool:
-    """Whether this is the main thread, and nobody handles SIGTERM."""
+    """Whether this is the main thread, and SIGTERM has no handler."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @contextlib.contextmanager
 def on_terminate(stop: Callable[[], None]) -> Generator[None]:
-    """Let SIGTERM call `stop`, where this is the main thread and nobody else handles it."""
+    """Let SIGTERM call `stop`, where this is the main thread and there is no other handler."""
     if not is_sigterm_unhandled():
         yield
         return
@@ -93,6 +93,7 @@ def start_timer(reference: Callable[[], Any], seconds: float | None) -> threadin
             try:
                 counter.tick()
             except Exception as error:
+                # An error would end the timer; the next turn tries again.
                 log.warning("%s: %s", counter.rule.place.label, error, exc_info=is_bug(error))
             del counter
 
@@ -119,5 +120,5 @@ def start_timer_async(reference: Callable[[], Any], seconds: float | None) -> as
                 await counter.tick()
             raise
 
-    # Not as the caller whose event began it: that one's deadline would be the timer's for ever.
+    # In an empty context: the deadline of the call that began it is not the timer's.
     return asyncio.create_task(repeat(), context=contextvars.Context())

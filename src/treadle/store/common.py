@@ -217,7 +217,7 @@ _ENDED: deque[str] = deque(maxlen=OWNERS_REMEMBERED)
 
 @contextlib.contextmanager
 def owning() -> Generator[str]:
-    """A name for one piece of work; once that has ended, nobody waits for a lease under this name.
+    """Give a name for one piece of work; once that has ended, no process waits for a lease under this name.
 
     However it ended: the release of the lease may be what was cut off.
     """

@@ -3,7 +3,7 @@
 `append` of a deque is atomic, so that adding an event costs neither a lock
 nor a look-up. Events are folded into sums when there are many of them, or
 when they are to be written. A batch that could not be written, or of which
-nobody knows whether it was, stays `unfinished` under its number.
+it is not known whether it was, stays `unfinished` under its number.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Buffer:
         self.every = every
         self.keys_max = keys_max
         self.events: deque[Any] = deque()
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget everything; for the child of a fork, whose parent has it."""
         # The same deque, because its `append` is held by others.
         self.events.clear()
@@ -62,7 +62,7 @@ class Buffer:
         self._set_room()
 
     def _set_room(self) -> None:
-        # How many events may be collected before somebody must look.
+        # How many events may be collected before their weight must be checked.
         # Cut before it is made an integer: the sum of large amounts may be infinite.
         self.room = int(max(1, min(COUNTER_FOLD_MAX, self.every - self._weight)))
 
@@ -82,7 +82,7 @@ class Buffer:
         with self._lock:
             events, sums, plus = self.events, self._sums, self._plus
             number = len(events)
-            # Not all: those that come meanwhile wait for the next time.
+            # Not those that arrive during this: they wait for the next time.
             for _ in range(number):
                 key = events.popleft()
                 sums[key] = plus(sums.get(key, 0), 1)
@@ -146,7 +146,7 @@ class Buffer:
 
     @property
     def overfull(self) -> bool:
-        """Whether more keys wait than may; then whoever adds must hear of what stands in the way."""
+        """Whether more keys wait than may; then the caller that adds must get the error of the last flush."""
         parts = [self._sums, *(chunk.sums for chunk in list(self.unfinished))]
         if sum(map(len, parts)) <= self.keys_max:
             return False

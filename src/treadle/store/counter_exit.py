@@ -2,7 +2,7 @@
 
 At a normal exit, and at the exit of a child of `multiprocessing`, every
 counter is flushed. SIGTERM ends a Python process without any of that, unless
-somebody handles it. If nobody does when the first counter is made in the main
+there is a handler. If there is none when the first counter is made in the main
 thread, Treadle turns it into a normal exit with status 143. A handler that is
 there already is left alone: it exits in its own way, and the flush follows if
 that way is a normal exit.
@@ -24,7 +24,7 @@ class Live(Protocol):
     """What a counter must be able to do here."""
 
     def flush_at_exit(self, spent_seconds: float) -> None: ...
-    def begin_anew(self) -> None: ...
+    def reset(self) -> None: ...
 
 
 _LIVE: set[Live] = set()
@@ -32,7 +32,7 @@ _PREPARED = False
 
 
 def register(counter: Live) -> None:
-    """Flush this counter when the process ends, and let a forked child begin anew."""
+    """Flush this counter when the process ends, and let a forked child begin with an empty buffer."""
     global _PREPARED
     _LIVE.add(counter)
     if _PREPARED:
@@ -63,9 +63,9 @@ def _terminate(number: int, frame: Any) -> None:
 
 def _after_fork() -> None:
     for counter in list(_LIVE):
-        counter.begin_anew()
+        counter.reset()
     # Children of `multiprocessing` leave without the handlers of atexit, but with its own finalizers.
-    # Not imported for this: whoever has such children has imported it.
+    # Not imported for this: a program with such children has imported it.
     util: Any = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.register_after_fork(flush_all, lambda _: util.Finalize(None, flush_all, exitpriority=100))

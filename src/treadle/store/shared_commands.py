@@ -118,7 +118,7 @@ def _find_or_fail(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     try:
         return (yield from _find_by_ids(commands))
     except Exception as error:
-        # Raised in each of the callers. A document that cannot be decoded concerns only those who ask for it.
+        # Any error is raised in each of the callers; one that a single document causes, in its callers alone.
         concerns_one = is_about_one_document(error)
         return [ALONE if concerns_one else Failed(copy_error(error)) for _ in commands]
 
@@ -209,7 +209,7 @@ def _insert_batch(collection: str, batch: dict[int, RawBSONDocument], outcomes: 
             refused = dict.fromkeys(places, _not_acknowledged(each))
         refused |= {places[each["index"]]: _single_refusal(each) for each in refusals(error)}
     except Exception as error:
-        # Raised in each of the callers.
+        # Any error is raised in each of the callers.
         refused = dict.fromkeys(places, error)
     for place in places:
         outcomes[place] = Failed(copy_error(refused[place])) if place in refused else None

@@ -14,7 +14,7 @@ class Waiting(Generic[R]):
     __slots__ = ("_done", "_error", "_outcome", "_woken", "leads")
 
     def __init__(self) -> None:
-        # What the thread is to perform before it goes on waiting.
+        # What the thread is to perform before it continues to wait.
         self.leads: Any = None
         self._woken = threading.Event()
         self._done = False

@@ -45,6 +45,7 @@ from treadle import (
     Store,
     Update,
     UsageError,
+    migration,
 )
 
 
@@ -569,3 +570,27 @@ def test_copies_leave_and_return_with_a_source_that_is_not_counted_in_the_archiv
     store.restore(Maker, 1)
     assert [{**whole, **parts}] * 3 == list(database["kits"].find({}, shown))
     assert [] == store.verify()
+
+
+DATED = Archive(by="date", after=dt.timedelta(days=1), into="dated_archive")
+
+
+class Dated(Document, collection="dated", version=2, archive=DATED):
+    id: int
+    date: dt.datetime
+
+
+@migration(Dated, from_version=1, fields=("date", "at"))
+def rename_date(document: dict[str, object]) -> dict[str, object]:
+    document["date"] = document.pop("at")
+    return document
+
+
+def test_outdated_documents_are_archived_by_their_date_in_the_current_version(run, database):
+    store = run.store([Dated])
+    database["dated"].insert_many([{"_id": 1, "at": OLD}, {"_id": 2, "at": OLD + dt.timedelta(days=9)}])
+    store.insert(Dated(id=3, date=OLD))
+    now = OLD + dt.timedelta(days=2)
+    assert (2, 2) == (store.archive(Dated, now=now, dry_run=True), store.archive(Dated, now=now))
+    assert [2] == database["dated"].distinct("_id")
+    assert {"_id", "at"} == set(database["dated_archive"].find_one(1))

@@ -8,6 +8,7 @@ again with the new state, or the change does, and finds the document archived.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.derived import FormulaRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Pace, Progress, Report, resting
+from treadle.graph.stored_pages import chunks
 from treadle.model.bson_types import as_moment
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
@@ -56,10 +58,16 @@ def due(rule: ArchivePlaces, now: dt.datetime) -> Raw:
 def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
     """Move what is old enough; how many documents."""
     moment = (yield from clock()) if now is None else as_moment(now)
-    entry, condition = rule.target, due(rule, moment)
+    entry, aged = rule.target, due(rule, moment)
+    condition = aged
+    outdated: list[Any] = []
+    if entry.targets.splits(aged):
+        # A migration changes what the condition names.
+        outdated = [image.document["_id"] for image in (yield from entry.targets.find_outdated(aged))]
+        condition = {"$and": [entry.versions.current_only, aged]}
     if dry_run:
-        return (yield from count_documents(entry.collection, condition))
-    total = (yield from count_documents(entry.collection, condition)) if report else 0
+        return len(outdated) + (yield from count_documents(entry.collection, condition))
+    total = len(outdated) + (yield from count_documents(entry.collection, condition)) if report else 0
     most = entry.limits.archive_chunk
     if isinstance(report, Pace):
         most = report.sized(most)
@@ -71,10 +79,16 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         body = partial(_move, rule, chosen)
         return [(yield from commit_changes(rule.graph, body))]
 
+    def attempt_outdated(keys: Any) -> Plan[list[int]]:
+        return [(yield from commit_changes(rule.graph, partial(_move_outdated, rule, keys, aged)))]
+
     def leave(key: Any, error: Exception) -> list[int]:
         stuck.append(key)
         return []
 
+    for some in chunks(outdated, most):
+        moves = yield from salvage(entry.model.__name__, entry.collection, some, attempt_outdated, lost=leave)
+        moved += sum(moves)
     while True:
         left = {"$and": [condition, {"_id": {"$nin": stuck}}]} if stuck else condition
         keys, cut = yield from _next(rule, left, width)
@@ -122,6 +136,14 @@ def _move(rule: ArchivePlaces, chosen: Raw, changes: Changes) -> Plan[int]:
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     yield from changes.add(entry, zip(befores, afters, strict=True), after_in=rule.into)
     return len(keys)
+
+
+def _move_outdated(rule: ArchivePlaces, keys: Sequence[Any], condition: Raw, changes: Changes) -> Plan[int]:
+    """Move those of some outdated documents that match once they are upgraded, as they are stored."""
+    own: Raw = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
+    images = yield from rule.target.targets.find_outdated(own)
+    chosen = {"_id": {"$in": [image.document["_id"] for image in images]}}
+    return (yield from _move(rule, chosen, changes)) if images else 0
 
 
 def _with_formulas(entry: ModelEntry[Any], documents: list[Raw]) -> Plan[list[Raw]]:

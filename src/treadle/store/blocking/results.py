@@ -45,7 +45,7 @@ class Results(Generic[R]):
         self._documents.close()
 
 
-# A function, not a method: the cursor is to be closed as soon as nobody iterates any more.
+# A function, not a method: the cursor is closed as soon as its results are not iterated any more.
 
 
 def read_pages(

@@ -59,7 +59,7 @@ from treadle.store.deadline import Retries, TimedOut
 from treadle.store.shared_commands import Shareable, lane_of, perform_together
 
 # How long its caller waits, if there is time, where that was not heard.
-LET_GO_SECONDS = 3.0
+DISCARD_SECONDS = 3.0
 
 R = TypeVar("R")
 Session = ClientSession | None
@@ -110,7 +110,7 @@ class Runner:
             and self._limits.together_max > 1
             and database.read_concern.level != "linearizable"
         )
-        # Who goes together with whom: by collection, and by kind of command.
+        # The commands that share round trips: by collection, and by kind of command.
         self._lanes: dict[tuple[str, str], Batcher] = {}
 
     def collection(self, name: str) -> Collection[Raw]:
@@ -141,7 +141,7 @@ class Runner:
 
     def _drive(self, plan: Plan[R], session: Session, answers: bool, called: bool = False) -> R:
         result: Any
-        # Of those who queue there may be many: no layer, and no local, that can be done without.
+        # Many calls may wait here at once: no layer and no local that can be left out.
         if self._shards is not None:
             plan = self._shards.targeted(plan)
         try:
@@ -160,6 +160,7 @@ class Runner:
                     else:
                         result = self._perform(command, session)
                 except Exception as error:
+                    # Any error is thrown into the plan, which may answer it.
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
                     command = plan.throw(error)
@@ -262,7 +263,7 @@ class Runner:
             time.sleep(retries.pause(random.random()))
 
     def _reread(self, command: Call, session: Session, collection: Any, error: InvalidBSON) -> Raw | None:
-        """Say which document it is that cannot be decoded."""
+        """Name the document that cannot be decoded."""
         if command.method != "find_one":
             raise unreadable_result(command, error) from error
         raws = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
@@ -272,7 +273,7 @@ class Runner:
         )
 
     def _listed(self, command: Read, session: Session, *, own: bool = False) -> list[Raw]:
-        """All documents of a read; one by one where the driver cannot decode them together."""
+        """Return all documents of a read; decoded one by one where the driver cannot decode them together."""
         try:
             return self.opened(command, session, own=own).to_list()  # type: ignore[no-any-return]
         except InvalidBSON:
@@ -312,7 +313,7 @@ class Runner:
                 return self.in_transaction(work, own)
 
         def attempt(current: ClientSession) -> R:
-            # Before each attempt: what was given up meanwhile may be what this one waits for.
+            # Before each attempt: it may wait for documents of a transaction that was given up since.
             if self._abandoned:
                 self._end_abandoned()
             return work(current)
@@ -320,11 +321,11 @@ class Runner:
         try:
             return in_transaction(session, attempt, self.lock_seconds)
         except BaseException as error:
-            self.let_go(session, error)
+            self.discard_session(session, error)
             raise
 
-    def let_go(self, session: ClientSession, error: BaseException) -> None:
-        """End a failed transaction of which nobody can tell whether the server heard that it is over."""
+    def discard_session(self, session: ClientSession, error: BaseException) -> None:
+        """End a failed transaction of which it is not known whether the server received its abort."""
         if isinstance(error, TimedOut) and error.__cause__ is not None:
             # What ended the last attempt tells whether the server heard of the abort.
             error = error.__cause__
@@ -339,20 +340,20 @@ class Runner:
         waits = deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
         if waits or cut_off:
             # The driver needs half a second to find a server again whose connection was lost.
-            with deadline.instead(LET_GO_SECONDS):
+            with deadline.instead(DISCARD_SECONDS):
                 self._end_abandoned()
 
     def end_refused(self, session: ClientSession) -> None:
-        """Let nothing of a caller's transaction be committed, of which a call was refused half way."""
+        """Abort a transaction of the caller of which a call was refused half way."""
         self.transactions.end(session)
         with contextlib.suppress(PyMongoError), deadline.instead(ABORT_SECONDS):
-            # By the server, as after an error of its own: the driver goes on as if it were open.
+            # By the server, as after an error of its own: the driver behaves as if it were open.
             self.database.client.admin.command("abortTransaction", session=session)
 
     def _end_abandoned(self) -> None:
-        """Let go of what transactions hold that were given up while their server did not answer.
+        """End transactions that were given up while their server did not answer.
 
-        Else it would be locked until the server's own limit for a transaction has passed.
+        Otherwise their documents stay locked until the server's own limit for a transaction.
         """
         abandoned, over = [self._abandoned.popleft() for _ in range(len(self._abandoned))], False
         try:
@@ -363,5 +364,5 @@ class Runner:
             over = isinstance(error, OperationFailure) and not error.timeout
         finally:
             if not over:
-                # Out of time or cancelled, too: they may be what others wait for.
+                # Out of time or cancelled, too: other writers may wait for them.
                 self._abandoned.extend(abandoned)

@@ -133,7 +133,7 @@ class Store(Operations):
     # -- set-up ---------------------------------------------------------------
 
     def setup(self, dry_run: bool = False, *, validation: upkeep.set_up.Enforcement = None) -> list[Action]:
-        """Create and change what the models need; the list of what was done.
+        """Create and change what the models need. Returns what was done.
 
         The validator of a collection that holds documents and had none begins
         with warnings; `validation="enforce"` makes it binding, and
@@ -145,11 +145,11 @@ class Store(Operations):
         return done
 
     def index_ready(self) -> list[Action]:
-        """What `setup()` would still have to do; empty where everything is as declared."""
+        """Return what `setup()` would still have to do; nothing where everything is as declared."""
         return self.setup(dry_run=True)
 
     def ping(self) -> float:
-        """How many milliseconds one round trip to the server takes."""
+        """Return the milliseconds that one round trip to the server takes."""
         start = time.perf_counter()
         self.runner.run(database_command({"ping": 1}, writes=False, admin=True))
         return (time.perf_counter() - start) * 1000
@@ -160,10 +160,11 @@ class Store(Operations):
         """Store a new document; what is returned is what is stored, maintained fields included."""
         calls = self._calls_of(document)
         if self._is_steady and self._may_share(session):
-            command = calls.insert_command(document)
-            if command is not None:
-                self._share_insert(calls, command)
-                return document
+            plain = calls.plain_insert(document)
+            if plain is not None:
+                self._share_insert(calls, plain.command)
+                stored: D = plain.stored
+                return stored
         return self._write(calls.insert(document), session)
 
     def insert_many(
@@ -195,7 +196,7 @@ class Store(Operations):
         return self._write(plan, session)
 
     def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
-        """Update all matching documents; how many matched."""
+        """Update all matching documents. Returns the number that matched."""
         return self._write(self._calls(model).update_all(filter, update), session)
 
     def upsert(
@@ -217,31 +218,31 @@ class Store(Operations):
         return self._write(self._calls_of(document).change_kind(document, was), session)
 
     def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
-        """Delete one document; the deleted document, or None."""
+        """Delete one document. Returns it, or None."""
         return self._write(self._calls(model).delete(id_or_filter), session)
 
     def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
-        """Delete all matching documents; how many there were."""
+        """Delete all matching documents. Returns the number deleted."""
         return self._write(self._calls(model).delete_all(filter), session)
 
     def restore(self, model: type[D], id: Any, session: Session = None) -> D | None:
-        """Bring back a document that was archived or, with `soft_delete=`, deleted; the document, or None."""
+        """Restore a document that was archived or soft-deleted. Returns it, or None."""
         return self._write(self._calls(model).restore(id), session)
 
     def purge(self, model: type[Document], before: datetime | None = None, session: Session = None) -> int:
-        """Remove the deleted documents, or those deleted before a moment, for good; how many."""
+        """Remove soft-deleted documents for good, or those deleted before a moment. Returns their number."""
         return self._write(self._calls(model).purge(before), session)
 
     def bulk(self, operations: Iterable[Operation], session: Session = None, *, ordered: bool = True) -> Bulk:
         """Writes of several models, many in one commit, which updates each target once.
 
         An ordered bulk ends at the first chunk of which an operation is
-        refused. Any other goes on, and `BulkFailed` lists the refused ones.
+        refused. Any other continues, and `BulkFailed` lists the refused ones.
         """
         return self._write(BulkWrite(self.write_path, self._named, operations, ordered).perform(), session)
 
     def _named(self, operation: Any) -> Layout[Any]:
-        """What answers the calls on the model that an operation names."""
+        """Return the layout of the model that an operation names."""
         if isinstance(operation, Insert | Replace):
             return self._calls_of(operation.document)
         return self._calls(operation.model)
@@ -279,7 +280,7 @@ class Store(Operations):
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
     ) -> upkeep.migrations.run.Migrated:
-        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
+        """Convert all documents of a model to a version, up or down, while readers and writers continue."""
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry = self.graph.entry(model)
         server = self._capabilities()
@@ -297,11 +298,11 @@ class Store(Operations):
             )
 
     def migration_status(self, model: type[Document]) -> dict[int, int]:
-        """How many documents there are of each version."""
+        """Return the number of documents of each version."""
         return self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
 
     def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
-        """The documents that could not be migrated, and why."""
+        """Return the documents that could not be migrated, and why."""
         return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
     # -- fields that are stored otherwise ---------------------------------------------------
@@ -320,7 +321,7 @@ class Store(Operations):
     # -- work beside the writers ---------------------------------------------------------
 
     def worker(self, name: str = WORKER) -> Worker:
-        """The worker that keeps what is declared with `maintain="stream"` right."""
+        """Return the worker that maintains what is declared with `maintain="stream"`."""
         return Worker(self, name)
 
     def tree(self, model: type[D]) -> TreeHandle[D]:
@@ -347,7 +348,7 @@ class Store(Operations):
                     commit(session, Retries(self.runner.lock_seconds))
             except BaseException as error:
                 abort(session, error)
-                self.runner.let_go(session, error)
+                self.runner.discard_session(session, error)
                 raise
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
