@@ -24,6 +24,7 @@ from treadle import (
     MaterializedPath,
     Store,
     UsageError,
+    migration,
 )
 
 CHAIN = {"r": {"old": {"x": {"x1": {"x11": {}}, "x2": {}, "x3": {}}}, "new": {}}}
@@ -196,3 +197,31 @@ def test_a_subtree_to_which_very_many_refer_is_refused(opened):
         store.tree(Parented).remove(ids["r"], children="subtree")
     assert "cascade-too-large" == raised.value.code
     assert [] == store.verify()
+
+
+class Moved(
+    Document, collection="moved", version=2, tree=AncestorArray(parent="parent_id", ancestors="ancestors")
+):
+    id: int
+    parent_id: int | None = None
+    ancestors: list[int] = []
+
+
+@migration(Moved, from_version=1, fields=("parent_id", "ancestors", "above"))
+def rename_ancestors(document: dict[str, Any]) -> dict[str, Any]:
+    document["ancestors"] = document.pop("above", [])
+    document["parent_id"] = document["ancestors"][-1] if document["ancestors"] else None
+    return document
+
+
+def test_a_tree_is_not_read_while_outdated_nodes_hold_their_places_in_another_form(run, database):
+    store = run.store([Moved])
+    store.setup()
+    database["moved"].insert_many([{"_id": 1, "above": []}, {"_id": 2, "above": [1]}])
+    tree = store.tree(Moved)
+    for read in (lambda: list(tree.children(1)), lambda: tree.ancestors(2), lambda: tree.count(1)):
+        with pytest.raises(UsageError) as refused:
+            read()
+        assert "documents-outdated" == refused.value.code
+    store.migrate(Moved)
+    assert ([2], [1]) == ([each.id for each in tree.children(1)], [each.id for each in tree.ancestors(2)])

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
+from treadle.engine.divided_reads import refuse_changed
 from treadle.engine.inserts import Insert
 from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
@@ -27,6 +28,7 @@ from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
 from treadle.query.filters import Sort
 
 D = TypeVar("D", bound=Document)
+R = TypeVar("R")
 
 
 class Nodes(Generic[D]):
@@ -81,28 +83,36 @@ class TreeHandle(Generic[D]):
 
     # -- reading -------------------------------------------------------------------------------------
 
+    def _read(self, plan: Plan[R]) -> Plan[R]:
+        """Read places in the tree, unless outdated nodes hold theirs in another form."""
+        yield from refuse_changed(self._entry, "a read of the tree", self._tree.roles.values())
+        return (yield from plan)
+
+    def _nodes(self, plan: Plan[Stream]) -> Nodes[D]:
+        return Nodes(self._tree, self._read(plan))
+
     def roots(self, sort: Sort | None) -> Nodes[D]:
-        return Nodes(self._tree, reads.roots(self._tree, sort))
+        return self._nodes(reads.roots(self._tree, sort))
 
     def children(self, id: Any, sort: Sort | None) -> Nodes[D]:
-        return Nodes(self._tree, reads.children(self._tree, self._entry.ids.encode(id), sort))
+        return self._nodes(reads.children(self._tree, self._entry.ids.encode(id), sort))
 
     def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> Nodes[D]:
         reads.check_depth(max_depth)
         key = self._entry.ids.encode(id)
-        return Nodes(self._tree, reads.descendants(self._tree, key, max_depth, sort))
+        return self._nodes(reads.descendants(self._tree, key, max_depth, sort))
 
     def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]:
         reads.check_depth(max_depth)
         load = self._entry.codec.load
-        return nested(self._tree, self._entry.ids.encode(id), max_depth, sort, load)
+        return self._read(nested(self._tree, self._entry.ids.encode(id), max_depth, sort, load))
 
     def ancestors(self, id: Any) -> Plan[list[D]]:
-        raws = yield from reads.ancestors(self._tree, self._entry.ids.encode(id))
+        raws = yield from self._read(reads.ancestors(self._tree, self._entry.ids.encode(id)))
         return [self._entry.codec.load(raw) for raw in raws]
 
     def path(self, id: Any) -> Plan[list[D]]:
-        raws = yield from reads.path(self._tree, self._entry.ids.encode(id))
+        raws = yield from self._read(reads.path(self._tree, self._entry.ids.encode(id)))
         return [self._entry.codec.load(raw) for raw in raws]
 
     def parent(self, id: Any) -> Plan[D | None]:
@@ -110,10 +120,11 @@ class TreeHandle(Generic[D]):
         return above[-1] if above else None
 
     def depth(self, id: Any) -> Plan[int]:
-        return reads.depth(self._tree, self._entry.ids.encode(id))
+        return self._read(reads.depth(self._tree, self._entry.ids.encode(id)))
 
     def count(self, id: Any, max_depth: int | None) -> Plan[int]:
-        return reads.count(self._tree, None if id is None else self._entry.ids.encode(id), max_depth)
+        key = None if id is None else self._entry.ids.encode(id)
+        return self._read(reads.count(self._tree, key, max_depth))
 
     # -- writing -------------------------------------------------------------------------------------
 
