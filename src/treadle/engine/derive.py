@@ -56,8 +56,10 @@ class DerivedValues:
         self._formulas = [rule.path for rule in self.formulas]
         self._set_paths({rule.copied.top for rule in self.copies}, [rule.path for rule in self.locals])
         # Snapshots that lie in no other field, which may be missing.
-        snapshots = {rule.path for rule in self.copies if rule.copied.snapshots}
-        self._snapshots = snapshots & self._getters.keys()
+        snapshots = [rule for rule in self.copies if rule.copied.snapshots]
+        self._snapshots = {rule.path for rule in snapshots} & self._getters.keys()
+        # Fields with copies that all follow their sources: null is as good as a missing one.
+        self._synced = {rule.copied.top for rule in self.copies} - {rule.copied.top for rule in snapshots}
         self.projection = self._projection()
 
     def _set_paths(self, tops: set[str], computed: Sequence[str]) -> None:
@@ -135,7 +137,10 @@ class DerivedValues:
         sets = {}
         for path, get in self._getters.items():
             stored, value = get(document), get(derived)
-            is_stored = same(stored, value) if incorrect_only else stored is None and value is None
+            if incorrect_only or path in self._synced:
+                is_stored = same(stored, value)
+            else:
+                is_stored = stored is None and value is None
             # A snapshot that found no source is stored as null: without the field it would count as unfilled.
             if not is_stored or (path in self._snapshots and path not in document):
                 sets[path] = {"$literal": value}
