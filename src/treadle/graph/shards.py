@@ -135,14 +135,19 @@ class _Targeting:
             # It has the key, or is about many documents: then every shard is asked.
             return filter
         if ids is None and upserted is None:
-            documents = yield from self._look_up(collection, filter, sort=sort, limit=1)
-            own = [{path: {"$eq": value_at(each, path)} for path in ("_id", *paths)} for each in documents]
-            return {"$and": [filter, *own]} if own else None
+            return (yield from self._filter_first(collection, filter, sort))
         keys = yield from self._known_keys(collection, ids or ())
         if not keys and upserted is not None:
             keys = [self._new_key(collection, upserted, missing, has_id=ids is not None)]
         columns = {path: distinct(key[paths.index(path)] for key in keys) for path in missing}
         return beside(filter, {path: is_one_of(values) for path, values in columns.items()})
+
+    def _filter_first(self, collection: str, filter: Raw, sort: Any) -> Plan[Raw | None]:
+        """Return the filter for the one document that is found first."""
+        paths = ("_id", *self.keys[collection])
+        documents = yield from self._look_up(collection, filter, sort=sort, limit=1)
+        own = [{path: {"$eq": value_at(each, path)} for path in paths} for each in documents]
+        return {"$and": [filter, *own]} if own else None
 
     def _known_keys(self, collection: str, ids: Sequence[Any]) -> Plan[list[tuple[Any, ...]]]:
         """Return the keys of the documents with these ids that exist."""
