@@ -75,6 +75,13 @@ class Checks(Documents):
             matches = self.store.find(model, {"specs.color": "red", "specs.size": 1}, invalid="skip")
             ids = {hashable(each.id) for each in matches if number_of(each.id) < HOSTILE}
             self.compare(when, f"find {side} by attributes", side, expected, ids)
+        if world.has(side, "pipeline_version"):
+            name = "owner_id" if side == "item" else "city"
+            values = [row[name] for row in rows if row.live][:1]
+            expected = {hashable(row.id) for row in rows if row.live and row[name] in values}
+            matches = self.store.find(model, {world.stored(side, name): {"$in": values}}, invalid="skip")
+            ids = {hashable(each.id) for each in matches if number_of(each.id) < HOSTILE}
+            self.compare(when, f"find {side} by a renamed field", side, expected, ids)
         return found
 
     def compare(self, when: str, value: str, where: Any, expected: Any, actual: Any) -> None:

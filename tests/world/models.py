@@ -206,8 +206,13 @@ def keywords(world: World, side: str) -> Raw:
 def declare_migrations(world: World, side: str, model: Any) -> None:
     for version, step in enumerate(world.steps(side), start=1):
         if step == "python":
-            up, down = (item_up, item_down) if side == "item" else (owner_up, owner_down)
-            migration(model, from_version=version)(up).down(down)
+            # The owner's names its fields, so that what reads others need not be upgraded.
+            up, down, names = (
+                (item_up, item_down, None)
+                if side == "item"
+                else (owner_up, owner_down, ("nm", "name", "rk", "rank"))
+            )
+            migration(model, from_version=version, fields=names)(up).down(down)
         else:
             old = {"item": "boss", "owner": "town"}[side]
             new = world.stored(side, {"item": "owner_id", "owner": "city"}[side])

@@ -91,6 +91,8 @@ class Insert(Write[list[D]]):
         stored = [as_stored(entry, document, raw, altered) for document, raw in pairs]
         if len(raws) > 1:
             check_batch(raws, entry.model.__name__)
+        if entry.effects.is_plain:
+            return raws, stored
         for raw in raws:
             raw.pop(RESERVED, None)
             for path, value in self._derived.blanks.items():

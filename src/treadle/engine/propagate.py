@@ -119,7 +119,8 @@ def propagate(graph: Graph, changes: Changes, *, copies_max: int | None = None) 
                 later += yield from _copy(rule, change, changes, copies_max)
     if graph.recording:
         yield from record(changes, graph.recording)
-    yield from lower_documents(changes)
+    if changes.to_lower():
+        yield from lower_documents(changes)
     return later
 
 

@@ -222,6 +222,7 @@ class Update(_Update, Write[D | None]):
         return (yield from upgraded(self.entry, [before]))[0]
 
     def _write(self, keys: list[Any], outdated: list[Any]) -> Plan[dict[Any, Raw]]:
+        # With the caller's filter, to which a positional operator (`items.$`) refers.
         chosen = by_id(keys[0]) if outdated else {"$and": [by_id(keys[0]), self.filter]}
         after = yield from find_one_and_update(self.entry.collection, chosen, self.update, **self.options)
         return {} if after is None else {freeze(keys[0]): after}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pymongo import DeleteMany, InsertOne
 
@@ -29,17 +29,6 @@ R = TypeVar("R")
 LOOKUP = "treadle: the shard key of these documents"
 ONE = frozenset({"update_one", "replace_one", "delete_one", "find_one_and_update", "find_one_and_delete"})
 FILTERED = ONE | {"find", "find_one", "update_many", "delete_many", "count_documents", "distinct"}
-
-
-class _Choice(NamedTuple):
-    """The documents that a command is about."""
-
-    collection: str
-    filter: Raw
-    # Whether it is about one document, what it inserts where there is none, and which one comes first.
-    one: bool = False
-    upserted: Any = None
-    sort: Any = None
 
 
 class Shards:
@@ -117,16 +106,14 @@ class _Targeting:
             operations = [each for each in operations if each is not None]
             return _with_argument(command, 0, operations) if operations else None
         if method == "aggregate" and first and "$match" in first[0]:
-            chosen = yield from self._filter(_Choice(collection, first[0]["$match"]))
+            chosen = yield from self._filter(collection, first[0]["$match"])
             return _with_argument(command, 0, [{"$match": chosen}, *first[1:]])
         if method not in FILTERED:
             return command
         at = int(method == "distinct")
         upserted = command.arguments[1] if command.options.get("upsert") else None
-        choice = _Choice(
-            collection, command.arguments[at], method in ONE, upserted, command.options.get("sort")
-        )
-        chosen = yield from self._filter(choice)
+        sort = command.options.get("sort")
+        chosen = yield from self._filter(collection, command.arguments[at], method in ONE, upserted, sort)
         return None if chosen is None else _with_argument(command, at, chosen)
 
     def _operation(self, collection: str, operation: Any) -> Plan[Any]:
@@ -134,32 +121,33 @@ class _Targeting:
         if isinstance(operation, InsertOne):
             return operation
         upserted = operation._doc if getattr(operation, "_upsert", None) else None
-        choice = _Choice(collection, operation._filter, not isinstance(operation, DeleteMany), upserted)
-        changed = copy.copy(operation)
-        changed._filter = yield from self._filter(choice)
+        one, changed = not isinstance(operation, DeleteMany), copy.copy(operation)
+        changed._filter = yield from self._filter(collection, operation._filter, one, upserted)
         return None if changed._filter is None else changed
 
-    def _filter(self, choice: _Choice) -> Plan[Raw | None]:
+    def _filter(
+        self, collection: str, filter: Raw, one: bool = False, upserted: Any = None, sort: Any = None
+    ) -> Plan[Raw | None]:
         """Return the filter with the key; None where no document can match it."""
-        paths, ids = self.keys[choice.collection], choices(choice.filter, "_id")
-        missing = [path for path in paths if choices(choice.filter, path) is None]
-        if not missing or (ids is None and not choice.one):
+        paths, ids = self.keys[collection], choices(filter, "_id")
+        missing = [path for path in paths if choices(filter, path) is None]
+        if not missing or (ids is None and not one):
             # It has the key, or is about many documents: then every shard is asked.
-            return choice.filter
-        if ids is None and choice.upserted is None:
-            return (yield from self._filter_first(choice))
-        keys = yield from self._known_keys(choice.collection, ids or ())
-        if not keys and choice.upserted is not None:
-            keys = [self._new_key(choice, missing, has_id=ids is not None)]
+            return filter
+        if ids is None and upserted is None:
+            return (yield from self._filter_first(collection, filter, sort))
+        keys = yield from self._known_keys(collection, ids or ())
+        if not keys and upserted is not None:
+            keys = [self._new_key(collection, upserted, missing, has_id=ids is not None)]
         columns = {path: distinct(key[paths.index(path)] for key in keys) for path in missing}
-        return beside(choice.filter, {path: is_one_of(values) for path, values in columns.items()})
+        return beside(filter, {path: is_one_of(values) for path, values in columns.items()})
 
-    def _filter_first(self, choice: _Choice) -> Plan[Raw | None]:
+    def _filter_first(self, collection: str, filter: Raw, sort: Any) -> Plan[Raw | None]:
         """Return the filter for the one document that is found first."""
-        documents = yield from self._look_up(choice.collection, choice.filter, sort=choice.sort, limit=1)
-        paths = ("_id", *self.keys[choice.collection])
+        paths = ("_id", *self.keys[collection])
+        documents = yield from self._look_up(collection, filter, sort=sort, limit=1)
         own = [{path: {"$eq": value_at(each, path)} for path in paths} for each in documents]
-        return {"$and": [choice.filter, *own]} if own else None
+        return {"$and": [filter, *own]} if own else None
 
     def _known_keys(self, collection: str, ids: Sequence[Any]) -> Plan[list[tuple[Any, ...]]]:
         """Return the keys of the documents with these ids that exist."""
@@ -169,18 +157,19 @@ class _Targeting:
         keys = (self.known.get((collection, freeze(each))) for each in ids)
         return [key for key in keys if key is not None]
 
-    def _new_key(self, choice: _Choice, missing: Sequence[str], *, has_id: bool) -> tuple[Any, ...]:
+    def _new_key(
+        self, collection: str, upserted: Any, missing: list[str], *, has_id: bool
+    ) -> tuple[Any, ...]:
         """Return the key of the document that an upsert may insert."""
-        new = choice.upserted if isinstance(choice.upserted, Mapping) else {}
+        new = upserted if isinstance(upserted, Mapping) else {}
         new = {**new, **new.get("$set", {}), **new.get("$setOnInsert", {})}
-        paths = self.keys[choice.collection]
-        if not has_id or not new.keys() >= {*paths}:
+        if not has_id or not new.keys() >= {*self.keys[collection]}:
             raise UsageError(
-                f"an upsert into {choice.collection} must say into which shard: name {', '.join(missing)} in "
+                f"an upsert into {collection} must say into which shard: name {', '.join(missing)} in "
                 "its filter",
                 code="shard-key-missing",
             )
-        return tuple(new[path] for path in paths)
+        return tuple(new[path] for path in self.keys[collection])
 
     def _look_up(self, collection: str, filter: Raw, **options: Any) -> Plan[list[Raw]]:
         projection = dict.fromkeys(("_id", *self.keys[collection]), 1)

@@ -202,7 +202,8 @@ class Key(NamedTuple):
     def slots(self, document: Raw, path: str) -> Iterator[Slot]:
         """Yield where the values at `path` are stored in a target, once per element, each with its key.
 
-        The path lies beside the key or above it. Nothing is yielded for elements that are not objects.
+        The path lies beside the key or above it. Nothing is yielded for elements that are not objects, nor
+        for an object in place of an array, which the update of a fan-out does not reach.
         """
         *parents, last = path.split(".")
         rest = self.path.split(".")[len(parents) :]
@@ -213,17 +214,20 @@ class Key(NamedTuple):
     def _elements(
         self, value: Any, prefix: str, place: str, names: Sequence[str]
     ) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, list):
-            if prefix in self.arrays:
-                for number, element in enumerate(value):
-                    if isinstance(element, dict):
-                        yield from self._elements(element, prefix, f"{place}{number}.", names)
-        elif isinstance(value, dict):
-            if not names:
-                yield place, value
-            elif names[0] in value:
-                inner = f"{prefix}.{names[0]}" if prefix else names[0]
-                yield from self._elements(value[names[0]], inner, f"{place}{names[0]}.", names[1:])
+        if prefix not in self.arrays:
+            yield from self._below(value, prefix, place, names)
+        elif isinstance(value, list):
+            for number, element in enumerate(value):
+                yield from self._below(element, prefix, f"{place}{number}.", names)
+
+    def _below(self, value: Any, prefix: str, place: str, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, dict):
+            return
+        if not names:
+            yield place, value
+        elif names[0] in value:
+            inner = f"{prefix}.{names[0]}" if prefix else names[0]
+            yield from self._elements(value[names[0]], inner, f"{place}{names[0]}.", names[1:])
 
     def condition(self, keys: Sequence[Any]) -> Raw:
         """Return a filter, by an index, that lets at least all documents with these keys through."""

@@ -141,6 +141,12 @@ class _OperatorParser:
         """Return the stored form of one value."""
         if operator == "$rename" and isinstance(value, str):
             self._field(value)
+        if operator in ("$addToSet", "$pullAll") and field.is_completed:
+            raise UsageError(
+                f"{operator} compares whole elements, but those of {self.paths.model}.{field.path} also hold "
+                "what Treadle maintains; use $push, or $pull with a condition on fields",
+                code="update-invalid",
+            )
         if self.unchecked:
             return clean(value)
         if operator in ("$pull", "$pullAll"):

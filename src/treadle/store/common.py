@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio shell have in common."""
+"""Checks, options and names that the blocking and the asyncio Store share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OWNERS_REMEMBERED = 1_000
 
 
 def check_database(database: Any, kind: type) -> None:
-    """Refuse what is no database of this kind, and a client that would not retry writes."""
+    """Refuse a value that is not a database of this kind, and a client that does not retry writes."""
     if not isinstance(database, kind):
         raise UsageError(
             f"this takes a {kind.__name__} of PyMongo such as client['shop'], not "
@@ -76,7 +76,7 @@ def require_one_router(server: Capabilities, client: Any) -> None:
 
 
 def call_seconds(database: Any, timeout: float | None) -> float | None:
-    """How long a call may take: as the Store was told, or as the client bounds each of its operations."""
+    """Return how long a call may take: by the Store's option, or as the client bounds each operation."""
     if timeout is None:
         seconds: float | None = database.client.options.timeout
         return seconds
@@ -89,13 +89,13 @@ Primaries: TypeAlias = frozenset[tuple[Any, Any]]
 
 
 def primaries(topology: Any) -> Primaries:
-    """Who takes writes, by address and election."""
+    """Return the servers that take writes, by address and election."""
     servers = topology.server_descriptions().values()
     return frozenset((each.address, each.election_id) for each in servers if each.is_writable)
 
 
 def database_name(uri: str) -> str:
-    """The database that the path of a URI names."""
+    """Return the database that the path of a URI names."""
     try:
         name = parse_uri(uri, validate=True, warn=False)["database"]
     except (InvalidURI, ConfigurationError, ValueError):
@@ -129,7 +129,7 @@ def local_uri(uri: str) -> str:
 
 
 def one_model(graph: Graph, documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
-    """The documents as a list, and their model."""
+    """Return the model of documents that a caller gave, and them as a list."""
     if isinstance(documents, Document):
         raise UsageError(
             f"insert_many takes a list of documents, and got one {type(documents).__name__}; use insert",
@@ -146,22 +146,20 @@ def one_model(graph: Graph, documents: Iterable[D]) -> tuple[type[D] | None, lis
     for each in listed:
         if not isinstance(each, Document):
             raise graph.not_a_document(each)
+    # Several kinds of one collection are taken as the model that is their base.
     root = root_of(model)
     for document in listed:
-        if root is not None and type(document) is not model and isinstance(document, root):
-            # Several kinds of one collection.
-            model = root  # type: ignore[assignment]
-        elif type(document) is not model and not (model is root and isinstance(document, root)):
+        if type(document) is not model and (root is None or not isinstance(document, root)):
             raise UsageError(
                 f"insert_many takes documents of one model; it got {model.__name__} and "
                 f"{type(document).__name__}",
                 code="model-unknown",
             )
-    return model, listed
+    return root, listed  # type: ignore[return-value]
 
 
 def listed_ids(model: Any, ids: Iterable[Any]) -> list[Any]:
-    """The ids that a caller gave; refuses a single one."""
+    """Return the ids that a caller gave; refuses a single one."""
     if not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, Mapping)):
         raise UsageError(
             f"get_many takes a list of ids of {model.__name__}, not {type(ids).__name__}; get takes one id",
@@ -175,7 +173,7 @@ Invalid: TypeAlias = Literal["raise", "skip"]
 
 
 def noting(invalid: Any) -> list[DataError] | None:
-    """Where the errors of documents go that are passed over; None where they are raised."""
+    """Return the list for the errors of documents that are passed over; None where they are raised."""
     if invalid not in ("raise", "skip"):
         raise UsageError(f"invalid={invalid!r}; it takes 'raise' or 'skip'", code="filter-invalid")
     return [] if invalid == "skip" else None
@@ -183,7 +181,7 @@ def noting(invalid: Any) -> list[DataError] | None:
 
 @contextlib.contextmanager
 def encoding() -> Generator[None]:
-    """Tell the caller which value it is, in our words, that the driver cannot encode."""
+    """Raise an error of ours that names the value which the driver cannot encode."""
     try:
         yield
     except ENCODING_ERRORS as error:
@@ -191,12 +189,12 @@ def encoding() -> Generator[None]:
 
 
 def not_encodable(error: Exception) -> Exception:
-    """What the caller is told of a value that the driver cannot encode."""
+    """Return the error for a value that the driver cannot encode."""
     return not_storable(error, "a document or a command")
 
 
 def outcome_unknown(error: BaseException) -> Exception:
-    """What the others of a group are told when its transaction did not end in a known way."""
+    """Return the error for the calls of a group whose transaction did not end in a known way."""
     if isinstance(error, Exception):
         return copy_error(error)
     return DataError(
@@ -207,11 +205,11 @@ def outcome_unknown(error: BaseException) -> Exception:
 
 
 def owner() -> str:
-    """This process, in a way that tells whether it is still the same one."""
+    """Describe this process, so that it can be told from a later one with its number."""
     return _described(os.getpid())
 
 
-# Those of this process whose work is over, the latest of them.
+# The latest names of work of this process that has ended.
 _ENDED: deque[str] = deque(maxlen=OWNERS_REMEMBERED)
 
 
@@ -234,7 +232,7 @@ def _described(pid: int) -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty where that cannot be told."""
+    """Return when a process began, in the kernel's ticks; empty where that is not known."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rpartition(")")[2].split()

@@ -8,7 +8,8 @@ threads, one of the callers performs it.
 - No call waits longer than `together_wait_seconds` behind a slow group: the queue goes past it. Only
   writes of the very documents that a slow group is trying to write wait for it.
 - A group whose transaction conflicts is split by target, so that one contended document does not
-  starve the writers of others. A group with one target is retried as a whole.
+  starve the writers of others. A group with one target is retried as a whole. For a second after a
+  conflict, each contended document has a queue of its own.
 - A group that fails is halved until the bad call fails alone. A group that may have been committed, or
   that met no server, is not tried again: each caller gets the error.
 - The deadline of a caller bounds its own wait. A group has the latest deadline of its calls.
@@ -165,7 +166,7 @@ class Batcher:
             return deadline.passed("reading together with others")
         if call.group is None:
             return deadline.passed("queued behind other writes")
-        return deadline.unknown() if len(call.group.calls) > 1 else None
+        return None if call.group.is_alone else deadline.unknown()
 
     def _look(self) -> None:
         """Let the queue go past the groups under way, if a call has waited for long enough."""
@@ -202,8 +203,9 @@ class Batcher:
         return self._begin(calls, self._counted()) if calls else None
 
     def _counted(self) -> set[_Group]:
-        """Return where a group that begins now is counted; no call waits for those of other documents
-        while there are conflicts.
+        """Return where a group that begins now is counted.
+
+        While there are conflicts, no call waits for those of other documents.
         """
         return self._passed if monotonic() < self._contended_until else self._running
 
@@ -234,38 +236,32 @@ class Batcher:
             self._finish(group)
 
     def _gather(self, group: _Group) -> None:
-        """Add to a group the calls of threads that come back from the last one."""
-        time.sleep(RETURN_SECONDS)
-        with self._lock:
-            group.add(self._dequeue(self._size_max - len(group.calls)))
+        """Add to a group the calls of threads that come back from the last one.
+
+        Not to one with a deadline, which would bound the others.
+        """
+        if self._gathers and not group.is_part and len(group.calls) < self._size and group.until == NEVER:
+            time.sleep(RETURN_SECONDS)
+            with self._lock:
+                group.add(self._dequeue(self._size_max - len(group.calls)))
+        self._size = len(group.calls)
 
     def _lead(self, group: _Group) -> None:
         """Perform a group, and give each of its calls its outcome."""
-        until = max(call.until for call in group.calls)
-        # By a deadline of its own the group would bound the others.
-        if self._gathers and not group.is_part and len(group.calls) < self._size and until == NEVER:
-            self._gather(group)
-        self._size = len(group.calls)
-        alone = len(group.calls) == 1
+        self._gather(group)
         try:
-            if monotonic() < self._contended_until and not alone and not group.is_part:
+            if monotonic() < self._contended_until and not group.is_alone and not group.is_part:
                 self._divide(group)
             else:
-                with deadline.instead_until(until), deadline.retrying_since(group.since):
-                    outcomes = self._perform(group.items, None if alone else group.attempts_max)
+                with deadline.instead_until(group.until), deadline.retrying_since(group.since):
+                    attempts_max = None if group.is_alone else group.attempts_max
+                    outcomes = self._perform(group.items, attempts_max)
                 self._settle(group, outcomes)
         except Contended:
             self._contended_until = monotonic() + CONTENDED_SECONDS
             self._divide(group)
         except BaseException as error:
-            if not alone and self._targets is not None and _is_one_calls_fault(error):
-                self._halve(group)
-            else:
-                for call in group.calls:
-                    _fail(
-                        call,
-                        error if alone and isinstance(error, Exception) else common.outcome_unknown(error),
-                    )
+            self._settle_failure(group, error)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -280,6 +276,17 @@ class Batcher:
             elif not call.done():
                 call.set_result(outcome)
 
+    def _settle_failure(self, group: _Group, error: BaseException) -> None:
+        """Give an error to the calls of a group, or find the one that caused it."""
+        if group.is_alone and isinstance(error, Exception):
+            _fail(group.calls[0], error)
+        elif not group.is_alone and self._targets is not None and _is_one_calls_fault(error):
+            middle = len(group.calls) // 2
+            self._replace(group, [group.calls[:middle], group.calls[middle:]])
+        else:
+            for call in group.calls:
+                _fail(call, common.outcome_unknown(error))
+
     def _divide(self, group: _Group) -> None:
         """Go on with a group whose transaction conflicted, or would, in parts if it has several targets."""
         assert self._targets is not None
@@ -288,11 +295,6 @@ class Batcher:
         if len(parts) == 1:
             group.attempts_max = None if len(set(targets)) == 1 else SHARED_ATTEMPTS_MAX
         self._replace(group, parts)
-
-    def _halve(self, group: _Group) -> None:
-        """Go on with the halves of a group that one of its calls made fail."""
-        middle = len(group.calls) // 2
-        self._replace(group, [group.calls[:middle], group.calls[middle:]])
 
     def _replace(self, group: _Group, parts: Sequence[Sequence[_Call]]) -> None:
         """Perform calls of a group as groups of their own, for which the queue does not wait."""
@@ -329,6 +331,15 @@ class _Group:
         self.common: Targets | None = None
         # Held here, because the event loop does not.
         self.task: Any = None
+
+    @property
+    def until(self) -> float:
+        """The latest deadline of its calls."""
+        return max(call.until for call in self.calls)
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.calls) == 1
 
     def add(self, calls: Sequence[_Call]) -> None:
         for call in calls:
