@@ -104,7 +104,7 @@ class CounterRule(NamedRule):
     noun = "a counter"
     # What it was declared with: where events wait, and until when.
     declared: Any
-    # Ids of this very class need no validation.
+    # Ids of exactly this class need no validation.
     exact_key: type | None
     # The sum of two amounts.
     plus: Callable[[Any, Any], Any]
