@@ -30,7 +30,8 @@ from treadle.engine.documents import (
 )
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
-from treadle.engine.updates import UpdateMany, follow_own, merges_by_id
+from treadle.engine.references import follow_own
+from treadle.engine.updates import UpdateMany, merges_by_id
 from treadle.engine.version_upgrade import (
     upgrade_matching_upgraded,
     upgrade_possible,

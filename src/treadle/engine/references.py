@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+from pymongo import UpdateOne
+
 from treadle.engine.guards import guard
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import derivation, formula_stages
+from treadle.engine.pipelines import changed_fields, derivation, formula_stages
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import REVISION, Rule
 from treadle.graph.scope import Failed, Image, Scope
-from treadle.plan import Plan, Raw, by_id, find_one_and_update, update_many
+from treadle.plan import Plan, Raw, bulk_write, by_id, find_one_and_update, update_many
 from treadle.query.comparison import same
 from treadle.query.keys import Key, distinct, freeze
 from treadle.query.paths import put, value_at
@@ -207,3 +210,55 @@ def compute_formulas(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[R
     yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
     afters = yield from by_ids(entry.collection, keys)
     return [afters[freeze(key)] for key in keys]
+
+
+# -- after an update ------------------------------------------------------------------------------
+
+
+def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    """Refill changed references and evaluate formulas of documents just written. Returns these.
+
+    Each by the rules of its kind after the write.
+    """
+    if entry.kinds.family is None:
+        return (yield from _follow_class(entry, pairs))
+    final: dict[Any, Raw] = {}
+    for exact, group in entry.kinds.split([(after, before) for before, after in pairs]):
+        for after in (yield from _follow_class(exact, [(before, after) for after, before in group])):
+            final[freeze(after["_id"])] = after
+    return [final[freeze(after["_id"])] for _, after in pairs]
+
+
+def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    derived = derivation(entry)
+    afters = [after for _, after in pairs]
+    if not (derived.fills or derived.formula_stages):
+        return afters
+    filled = copy.deepcopy(afters)
+    if derived.fills:
+        yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
+    return (yield from _store_filled(entry, list(zip(afters, filled, strict=True))))
+
+
+def _store_filled(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    """Store what was filled in after a write, and evaluate formulas. Returns the documents."""
+    stages = derivation(entry).formula_stages
+    final = [filled for _, filled in pairs]
+    updates = [(by_id(filled["_id"]), _filling(written, filled, stages)) for written, filled in pairs]
+    updates = [(chosen, pipeline) for chosen, pipeline in updates if pipeline]
+    if not updates:
+        return final
+    if len(pairs) == 1:
+        again = yield from find_one_and_update(entry.collection, *updates[0])
+        return final if again is None else [again]
+    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
+    if not stages:
+        return final
+    now = yield from by_ids(entry.collection, [each["_id"] for each in final])
+    return [now.get(freeze(each["_id"]), each) for each in final]
+
+
+def _filling(written: Raw, filled: Raw, stages: Sequence[Raw]) -> list[Raw]:
+    """The update that makes a written document the filled one, and evaluates what follows."""
+    sets = changed_fields(written, filled)
+    return [{"$set": sets}, *stages] if sets else list(stages)

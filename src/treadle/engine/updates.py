@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -28,8 +27,8 @@ from treadle.engine.documents import (
 )
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import changed_fields, derivation
-from treadle.engine.references import fill_own
+from treadle.engine.pipelines import derivation
+from treadle.engine.references import follow_own
 from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import InvalidValue, PartlyDone, UsageError
 from treadle.graph.changes import NOT_READ, Changes
@@ -461,55 +460,3 @@ class UpdateMany(_Update, ChunkedWrite):
 def _unique_paths(entry: ModelEntry[Any]) -> list[str]:
     unique = [index.document for index in declared_indexes(entry.kinds.root) if index.document.get("unique")]
     return [path for document in unique for path in dict(document["key"])]
-
-
-# -- what documents hold of others and of themselves -------------------------------------------------
-
-
-def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    """Refill changed references and evaluate formulas of documents just written. Returns these.
-
-    Each by the rules of its kind after the write.
-    """
-    if entry.kinds.family is None:
-        return (yield from _follow_class(entry, pairs))
-    final: dict[Any, Raw] = {}
-    for exact, group in entry.kinds.split([(after, before) for before, after in pairs]):
-        for after in (yield from _follow_class(exact, [(before, after) for after, before in group])):
-            final[freeze(after["_id"])] = after
-    return [final[freeze(after["_id"])] for _, after in pairs]
-
-
-def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    derived = derivation(entry)
-    afters = [after for _, after in pairs]
-    if not (derived.fills or derived.formula_stages):
-        return afters
-    filled = copy.deepcopy(afters)
-    if derived.fills:
-        yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
-    return (yield from _store_filled(entry, list(zip(afters, filled, strict=True))))
-
-
-def _store_filled(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    """Store what was filled in after a write, and evaluate formulas. Returns the documents."""
-    stages = derivation(entry).formula_stages
-    final = [filled for _, filled in pairs]
-    updates = [(by_id(filled["_id"]), _filling(written, filled, stages)) for written, filled in pairs]
-    updates = [(chosen, pipeline) for chosen, pipeline in updates if pipeline]
-    if not updates:
-        return final
-    if len(pairs) == 1:
-        again = yield from find_one_and_update(entry.collection, *updates[0])
-        return final if again is None else [again]
-    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
-    if not stages:
-        return final
-    now = yield from by_ids(entry.collection, [each["_id"] for each in final])
-    return [now.get(freeze(each["_id"]), each) for each in final]
-
-
-def _filling(written: Raw, filled: Raw, stages: Sequence[Raw]) -> list[Raw]:
-    """The update that makes a written document the filled one, and evaluates what follows."""
-    sets = changed_fields(written, filled)
-    return [{"$set": sets}, *stages] if sets else list(stages)

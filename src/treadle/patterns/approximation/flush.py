@@ -24,7 +24,8 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.engine.documents import revisions
 from treadle.engine.pages import by_ids
-from treadle.engine.updates import concerns, follow_own, may_upgrade
+from treadle.engine.references import follow_own
+from treadle.engine.updates import concerns, may_upgrade
 from treadle.engine.version_upgrade import upgrade_possible, upgraded
 from treadle.graph.calls import Sums
 from treadle.graph.changes import Changes

@@ -19,7 +19,8 @@ from itertools import compress
 from typing import Any, TypeVar
 
 from treadle.engine.documents import auto_fields, stamping, translated
-from treadle.engine.updates import concerns, follow_own
+from treadle.engine.references import follow_own
+from treadle.engine.updates import concerns
 from treadle.engine.version_upgrade import upgrade_stored
 from treadle.graph.changes import Changes
 from treadle.graph.rule import REVISION

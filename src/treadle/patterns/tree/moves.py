@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from treadle.engine.documents import as_written, stamp_expressions, translated
 from treadle.engine.pipelines import update_pipeline
-from treadle.engine.updates import follow_own
+from treadle.engine.references import follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.rule import REVISION

@@ -18,8 +18,8 @@ from typing import Any
 
 from treadle.engine import lease
 from treadle.engine.pages import by_ids
+from treadle.engine.references import follow_own
 from treadle.engine.salvage import divide
-from treadle.engine.updates import follow_own
 from treadle.engine.version_upgrade import store_converted
 from treadle.engine.write_path import commit_changes
 from treadle.errors import DataError
