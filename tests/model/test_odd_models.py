@@ -295,7 +295,7 @@ STRICT = [
     (tuple[int, str], (1, "b")),
     (dt.date, dt.date(2026, 1, 1)),
     (uuid.UUID, uuid.UUID(int=7)),
-    (Id, ObjectId()),
+    (Id, ObjectId("65a000000000000000000001")),
 ]
 
 

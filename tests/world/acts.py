@@ -54,7 +54,8 @@ class Acts(Documents):
         found = [(name, getattr(self, name)) for name in acts]
         for side in SIDES:
             chosen = [name for feature, names in ACTS.items() if world.has(side, feature) for name in names]
-            if world.mode != "write" and world.has(side, "soft_delete"):
+            # The links of a deleted document, another program does not know.
+            if world.mode != "write" and world.has(side, "soft_delete") and not world.has(side, "links"):
                 chosen += ["raw_return"]
             if world.has(side, "write_versions"):
                 chosen = [name for name in chosen if name not in ("migrate", "migrate_down")]

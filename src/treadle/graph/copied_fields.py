@@ -311,9 +311,13 @@ class CopiedFields(Aggregate):
         """
         # What was another reference's is taken out, and what a replacement dropped is put back. Told by the
         # snapshots alone, because synced fields may have followed the new reference already.
-        held = self._held(() if cards is None else self._slots(cards))
-        strangers = [self._snapshot_part(card) for copies in held.values() for card in copies]
-        passing = self._held(slot for each in between for slot in self._slots(each))
+        earliest = [] if cards is None else list(self._slots(cards))
+        held = self._held(earliest)
+        # Of a slot without a reference, too, whose snapshot is null.
+        strangers = [self._snapshot_part(holder.get(self.name)) for _, holder in earliest]
+        passing: dict[Frozen, list[Any]] = {}
+        for key, holder in (slot for each in between for slot in self._slots(each)):
+            passing.setdefault(freeze(key), []).append(holder.get(self.name))
         slots = [slot for slot in self.on.slots(before, self.path) if slot.key is not None]
         for slot in [slot for slot in slots if not self._is_settled(before, slot, held, renewed)]:
             holder, key = holder_of(before, slot.path), freeze(slot.key)
