@@ -101,6 +101,8 @@ class Checks(Documents):
     def check_items(self, when: str, rows: list[Row], read: dict[Any, Any], owners: dict[Any, Row]) -> None:
         for row in rows:
             if not row.live:
+                # As it is when it returns.
+                self.snapshots[hashable(row.id)] = (hashable(row["owner_id"]), row["name_then"])
                 continue
             document = read.get(hashable(row.id))
             held = [("read", document, getattr(document, "lines", []))]

@@ -315,9 +315,10 @@ class CopiedFields(Aggregate):
         held = self._held(earliest)
         # Of a slot without a reference, too, whose snapshot is null.
         strangers = [self._snapshot_part(holder.get(self.name)) for _, holder in earliest]
-        passing: dict[Frozen, list[Any]] = {}
-        for key, holder in (slot for each in between for slot in self._slots(each)):
-            passing.setdefault(freeze(key), []).append(holder.get(self.name))
+        passing = [
+            [(freeze(key), self._snapshot_part(holder.get(self.name))) for key, holder in self._slots(each)]
+            for each in between
+        ]
         slots = [slot for slot in self.on.slots(before, self.path) if slot.key is not None]
         for slot in [slot for slot in slots if not self._is_settled(before, slot, held, renewed)]:
             holder, key = holder_of(before, slot.path), freeze(slot.key)
@@ -343,14 +344,16 @@ class CopiedFields(Aggregate):
         own.pop(position)
         return True
 
-    def _is_anothers(self, mine: list[Any], key: Frozen, passing: Mapping[Frozen, Sequence[Any]]) -> bool:
-        """Whether a snapshot was taken of a source to which the target referred in passing."""
-        keys = {
-            other
-            for other, copies in passing.items()
-            if any(same(mine, self._snapshot_part(card)) for card in copies)
-        }
-        return bool(keys) and key not in keys
+    @staticmethod
+    def _is_anothers(mine: list[Any], key: Frozen, passing: Sequence[Sequence[tuple[Frozen, Any]]]) -> bool:
+        """Whether a snapshot was taken of a source to which the target referred in passing.
+
+        It is of the reference beside which it appeared first.
+        """
+        for slots in passing:
+            if keys := {other for other, part in slots if same(part, mine)}:
+                return key not in keys
+        return False
 
     def _put_back(self, holder: Raw, own: list[Any]) -> None:
         """Put back the copy that a replacement dropped, beside what a card holds of its own."""
