@@ -311,14 +311,9 @@ class CopiedFields(Aggregate):
         """
         # What was another reference's is taken out, and what a replacement dropped is put back. Told by the
         # snapshots alone, because synced fields may have followed the new reference already.
-        earliest = [] if cards is None else list(self._slots(cards))
-        held = self._held(earliest)
-        # Of a slot without a reference, too, whose snapshot is null.
-        strangers = [self._snapshot_part(holder.get(self.name)) for _, holder in earliest]
-        passing = [
-            [(freeze(key), self._snapshot_part(holder.get(self.name))) for key, holder in self._slots(each)]
-            for each in between
-        ]
+        held = self._held(() if cards is None else self._slots(cards))
+        strangers = [part for _, part in self._snapshots_in(cards or {})]
+        passing = [self._snapshots_in(each) for each in between]
         slots = [slot for slot in self.on.slots(before, self.path) if slot.key is not None]
         for slot in [slot for slot in slots if not self._is_settled(before, slot, held, renewed)]:
             holder, key = holder_of(before, slot.path), freeze(slot.key)
@@ -327,6 +322,16 @@ class CopiedFields(Aggregate):
                 self._put_back(holder, held.get(key, []))
             elif any(same(mine, each) for each in strangers) or self._is_anothers(mine, key, passing):
                 holder.pop(self.name)
+
+    def _snapshots_in(self, cards: Raw) -> list[tuple[Frozen, list[Any]]]:
+        """Return the snapshots in a former state, each with the frozen key of its reference."""
+        snapshots = []
+        for key, holder in self._slots(cards):
+            part = self._snapshot_part(holder.get(self.name))
+            # A snapshot without a reference is an outdated document's, whose reference has another name.
+            if key is not None or not any(each is not None for each in part):
+                snapshots.append((freeze(key), part))
+        return snapshots
 
     def _is_settled(
         self, document: Raw, slot: Slot, held: dict[Frozen, list[Any]], renewed: Collection[str]
