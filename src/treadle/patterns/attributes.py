@@ -19,6 +19,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.outcomes import Finding
 from treadle.graph.owned import Owned
 from treadle.graph.rule import STATE, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.scope import Image
 from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, bulk_write, by_id, transact
@@ -87,25 +88,26 @@ class AttributesRule(Rule):
         yield  # pragma: no cover (a plan that asks for nothing)
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
-        if keys is None:
-            return []
-        operations, changed = [], []
-        own: Raw = {"_id": {"$in": list(keys)}}
-        if self.target.targets.splits(own, [self.path]):
-            yield from transact(lambda: self._upgrade(own))
-        for image in (yield from self.target.targets.with_deleted.find(own)):
-            document = image.document
-            stored = value_at(document, self.path)
-            expected = in_order(stored)
-            if identical(stored, expected):
-                continue
+        wrong = (yield from self._wrong(keys)) if keys else []
+        if any(image.outdated for image in wrong):
+            ids = [image.document["_id"] for image in wrong]
+            yield from transact(lambda: self._upgrade({"_id": {"$in": ids}}))
+            wrong = yield from self._wrong(ids)
+        operations = []
+        for image in wrong:
+            stored = value_at(image.document, self.path)
             # Only the value that was read; another writer may have changed it since.
-            seen = {**by_id(document["_id"]), self.path: {"$eq": stored}}
-            operations.append(UpdateOne(seen, {"$set": {self.path: expected}}))
-            changed.append(document["_id"])
+            seen = {**by_id(image.document["_id"]), self.path: {"$eq": stored}}
+            operations.append(UpdateOne(seen, {"$set": {self.path: in_order(stored)}}))
         if operations:
             yield from bulk_write(self.target.collection, operations, ordered=False)
-        return changed
+        return [image.document["_id"] for image in wrong]
+
+    def _wrong(self, ids: Sequence[Any]) -> Plan[list[Image]]:
+        """Return those of some documents whose pairs are not as they should be."""
+        images = yield from self.target.targets.with_deleted.find({"_id": {"$in": list(ids)}})
+        values = [(image, value_at(image.document, self.path)) for image in images]
+        return [image for image, stored in values if not identical(stored, in_order(stored))]
 
     def _upgrade(self, own: Raw) -> Plan[None]:
         """Store outdated documents in the current version, where the field may have another name."""

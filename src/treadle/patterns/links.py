@@ -253,9 +253,12 @@ class LinksRule(RelatingRule):
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
         def attempt() -> Plan[list[Any]]:
-            ledger = Changes()
-            documents = yield from self._load({"_id": {"$in": list(keys or ())}}, ledger)
-            wrong = yield from self._wrong(documents)
+            ledger, own = Changes(), {"_id": {"$in": list(keys or ())}}
+            images = yield from self.target.targets.find(own)
+            if not (yield from self._wrong([image.document for image in images])):
+                # Outdated documents that are correct stay as they are stored.
+                return []
+            wrong = yield from self._wrong((yield from self._load(own, ledger)))
             operations = [
                 UpdateOne(by_id(each["_id"]), {"$set": {self.field: right}, "$inc": {REVISION: 1}})
                 for each, right in wrong
