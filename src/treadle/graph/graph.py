@@ -49,7 +49,8 @@ NEEDED_BY: Mapping[Maintain, Needs] = {
 def needs_of(rule: Rule) -> Needs:
     """Return the capabilities that a rule takes, each as in `Rule.needs`."""
     is_derived = isinstance(rule, DERIVED) or implements(rule, "record")
-    needs = {**NEEDED_BY[rule.maintain], **(TRANSACTIONS if is_derived else NOTHING), **rule.needs}
+    # Transactions first: where they are missing, the advice is another than for what else is.
+    needs = {**(TRANSACTIONS if is_derived else NOTHING), **NEEDED_BY[rule.maintain], **rule.needs}
     if rule.maintain == "stream" and isinstance(rule, DerivedRule) and not rule.is_copy:
         # The event of a deletion has the id alone; the pre-image has the key of the target.
         needs["pre_images"] = (
