@@ -82,6 +82,7 @@ CELLS = (
     *("item.python_version+item.archive-write", "owner.python_version+owner.archive-write"),
     *("item.pipeline_version+item.links-write", "item.pipeline_version+item.outlier-stream"),
     *("item.revision+owner.uncounted-write", "item.auto_fields+owner.soft_delete-stream"),
+    *("item.python_version+item.links-write", "item.python_version+item.attributes-write"),
 )
 
 
