@@ -56,9 +56,7 @@ def aggregate_values(
     return values
 
 
-def fill_aggregates(
-    entry: ModelEntry[Any], rules: Sequence[DerivedRule], documents: Sequence[Raw]
-) -> Plan[None]:
+def fill_aggregates(entry: ModelEntry, rules: Sequence[DerivedRule], documents: Sequence[Raw]) -> Plan[None]:
     """Compute the values of targets that become visible after their sources, into the documents.
 
     Bumps their guards, so that a write of a source that finds them missing

@@ -51,9 +51,7 @@ def alternate_keys_of(rules: Iterable[DerivedRule], documents: Iterable[Raw]) ->
     return [key for rule in by_path.values() for key in rule.unique_keys(listed)]
 
 
-def guard_arrivals(
-    entry: ModelEntry[Any], rules: Iterable[DerivedRule], documents: Sequence[Raw]
-) -> Plan[None]:
+def guard_arrivals(entry: ModelEntry, rules: Iterable[DerivedRule], documents: Sequence[Raw]) -> Plan[None]:
     """Bump the guards of these documents, so that writers that found them missing conflict."""
     ids = [each["_id"] for each in documents]
     yield from guard(entry.collection, [*ids, *alternate_keys_of(rules, documents)])

@@ -17,7 +17,7 @@ from treadle.plan import Plan, Raw, find, update_many
 from treadle.plan.decoding import Unreadable
 
 
-def copy_sources(entry: ModelEntry[Any], ids: Sequence[Any], changes: Changes) -> Plan[None]:
+def copy_sources(entry: ModelEntry, ids: Sequence[Any], changes: Changes) -> Plan[None]:
     """Update all copies of these documents."""
     for image in (yield from entry.targets.find({"_id": {"$in": list(ids)}})):
         for rule in copies_of(entry):

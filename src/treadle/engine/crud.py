@@ -43,7 +43,7 @@ _OPERATORS = re.compile(r'["\\]|(?<!\w)-+')
 NAMING = frozenset({ObjectId, str, int, UUID})
 
 
-def get(entry: ModelEntry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
+def get(entry: ModelEntry, identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
     """The document with this id, archived or not, or None."""
     key = entry.ids.encode(identity)
     chosen: tuple[Any, ...] = (entry.filter_for_id(key),)
@@ -68,7 +68,7 @@ def _looks(scope: Scope) -> Sequence[str]:
 
 
 def find_first(
-    entry: ModelEntry[Any], filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
+    entry: ModelEntry, filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
 ) -> Plan[Any]:
     """The first document that matches, or None."""
     cleaned, keys = parse_filter(entry.paths.fields, filter), sort_keys(sort, entry.paths.fields)
@@ -89,13 +89,13 @@ def find_first(
     return None if raw is None else Query(card=card).loader(entry.codec)(raw)
 
 
-def named(entry: ModelEntry[Any], filter: Raw) -> list[Any]:
+def named(entry: ModelEntry, filter: Raw) -> list[Any]:
     """The id of the one document that a filter means and that nothing else is asked of; else nothing."""
     key = filter.get("_id")
     return [key] if type(key) in NAMING and filter == entry.filter_for_id(key) else []
 
 
-def shown(entry: ModelEntry[Any], raws: list[Raw], card: ReadAs | None) -> Plan[list[Raw | None]]:
+def shown(entry: ModelEntry, raws: list[Raw], card: ReadAs | None) -> Plan[list[Raw | None]]:
     """Documents as the current version has them; None for one that was deleted meanwhile."""
     if not entry.versions.is_versioned:
         return list(raws)
@@ -111,7 +111,7 @@ def shown(entry: ModelEntry[Any], raws: list[Raw], card: ReadAs | None) -> Plan[
     return [converted.get(freeze(raw["_id"])) if entry.versions.is_outdated(raw) else raw for raw in raws]
 
 
-def find_command(entry: ModelEntry[Any], query: Query) -> Read:
+def find_command(entry: ModelEntry, query: Query) -> Read:
     """The command whose cursor streams the matching documents."""
     query.require_window()
     keys = sort_keys(query.sort, entry.paths.fields)
@@ -121,7 +121,7 @@ def find_command(entry: ModelEntry[Any], query: Query) -> Read:
 
 
 def read_of(
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     cleaned: Raw,
     keys: Sequence[tuple[str, Any]] | None = None,
     skip: int = 0,
@@ -136,7 +136,7 @@ def read_of(
 
 
 def _sorted_by_names(
-    entry: ModelEntry[Any], cleaned: Raw, options: Mapping[str, Any], projection: Mapping[str, Any] | None
+    entry: ModelEntry, cleaned: Raw, options: Mapping[str, Any], projection: Mapping[str, Any] | None
 ) -> Read:
     """The same by a pipeline, for a sort by what a map stored as pairs holds."""
     sorting, tidying = sorting_stages(entry.codec, options["sort"])
@@ -146,7 +146,7 @@ def _sorted_by_names(
     return Read(entry.collection, "aggregate", (stages,), {"allowDiskUse": True})
 
 
-def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
+def count(entry: ModelEntry, filter: Any) -> Plan[int]:
     """How many documents match."""
     cleaned = parse_filter(entry.paths.fields, filter)
     divided = entry.versions.divide(cleaned)
@@ -159,7 +159,7 @@ def count(entry: ModelEntry[Any], filter: Any) -> Plan[int]:
 # -- text search ------------------------------------------------------------------------------
 
 
-def search_command(entry: ModelEntry[Any], text: Any, query: Query) -> Read:
+def search_command(entry: ModelEntry, text: Any, query: Query) -> Read:
     """The command whose cursor streams what holds the words, the best match first."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError(
@@ -181,5 +181,5 @@ def search_command(entry: ModelEntry[Any], text: Any, query: Query) -> Read:
     return replace(command, arguments=(sought, *command.arguments[1:]), options=options)
 
 
-def _has_text_index(entry: ModelEntry[Any]) -> bool:
+def _has_text_index(entry: ModelEntry) -> bool:
     return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.kinds.root))

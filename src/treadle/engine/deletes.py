@@ -68,12 +68,12 @@ _PROVISIONAL: Final = datetime(1970, 1, 1, tzinfo=UTC)
 D = TypeVar("D", bound=Document)
 
 
-def restricting(entry: ModelEntry[Any]) -> list[DerivedRule]:
+def restricting(entry: ModelEntry) -> list[DerivedRule]:
     """Return the references that forbid a deletion, however they are maintained."""
     return [rule for rule in copies_of(entry, None) if rule.on_delete == "restrict"]
 
 
-def require_soft_delete(entry: ModelEntry[Any], call: str) -> str:
+def require_soft_delete(entry: ModelEntry, call: str) -> str:
     """Return the path of the date of a deletion; refuses a model without soft delete."""
     if entry.paths.deletion is None:
         raise UsageError(
@@ -84,7 +84,7 @@ def require_soft_delete(entry: ModelEntry[Any], call: str) -> str:
     return entry.paths.deletion
 
 
-def purge_filter(entry: ModelEntry[Any], before: datetime | None) -> Raw:
+def purge_filter(entry: ModelEntry, before: datetime | None) -> Raw:
     """Return the condition of the soft-deleted documents that are to be removed for good."""
     path = require_soft_delete(entry, "purge")
     if before is None:
@@ -94,17 +94,17 @@ def purge_filter(entry: ModelEntry[Any], before: datetime | None) -> Raw:
     return {**entry.targets.with_deleted.filter(), path: {"$lt": clean(before)}}
 
 
-def _soft_deletion(entry: ModelEntry[Any]) -> list[Raw]:
+def _soft_deletion(entry: ModelEntry) -> list[Raw]:
     """The update that sets the date of the deletion."""
     return [{"$set": {require_soft_delete(entry, "delete"): "$$NOW", **stamp_expressions(entry)}}]
 
 
-def _acts_on_deletions(entry: ModelEntry[Any]) -> bool:
+def _acts_on_deletions(entry: ModelEntry) -> bool:
     """Whether a rule must see the documents that are deleted."""
     return any(rule.needs_commit(None) for each in entry.kinds.related for rule in derivation(each).acting)
 
 
-def _upgrade_changes_date(entry: ModelEntry[Any]) -> bool:
+def _upgrade_changes_date(entry: ModelEntry) -> bool:
     """Whether an upgrade would change the date of a deletion that is set in an outdated document."""
     path = entry.paths.deletion
     return path is not None and entry.versions.changes_any([path])
@@ -115,7 +115,7 @@ class _Delete:
 
     shows_document = False
 
-    def __init__(self, entry: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         refuse_group(entry, "deleted")
         self.entry = entry
 
@@ -236,7 +236,7 @@ class DeleteEach(_Delete, Write[list[Raw | None]]):
 class DeleteMany(_Delete, ChunkedWrite):
     """A deletion of the documents of one chunk; with `purged`, a condition of soft-deleted ones, for good."""
 
-    def __init__(self, entry: ModelEntry[Any], filter: Any, *, purged: Raw | None = None) -> None:
+    def __init__(self, entry: ModelEntry, filter: Any, *, purged: Raw | None = None) -> None:
         super().__init__(entry)
         require_filter(entry, filter)
         self._purges = purged is not None
@@ -281,7 +281,7 @@ class DeleteMany(_Delete, ChunkedWrite):
 
 
 def delete_documents(
-    entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes, *, purges: bool = False
+    entry: ModelEntry, befores: Sequence[Raw], changes: Changes, *, purges: bool = False
 ) -> Plan[dict[Any, Raw]]:
     """Delete documents that were just read, and what depends on them.
 
@@ -314,7 +314,7 @@ def delete_documents(
     return left
 
 
-def _delete_softly(entry: ModelEntry[Any], ids: Sequence[Any], changes: Changes) -> Plan[dict[Any, Raw]]:
+def _delete_softly(entry: ModelEntry, ids: Sequence[Any], changes: Changes) -> Plan[dict[Any, Raw]]:
     """Set the date of the deletion. Returns what is stored then, by frozen id."""
     chosen = {"_id": {"$in": list(ids)}}
     if _upgrade_changes_date(entry):
@@ -323,7 +323,7 @@ def _delete_softly(entry: ModelEntry[Any], ids: Sequence[Any], changes: Changes)
     return (yield from by_ids(entry.collection, ids))
 
 
-def _batch(entry: ModelEntry[Any], befores: Sequence[Raw], path: str | None) -> Plan[Batch]:
+def _batch(entry: ModelEntry, befores: Sequence[Raw], path: str | None) -> Plan[Batch]:
     """The documents of one class as its rules see them."""
     if not derivation(entry).acting:
         return Batch([])
@@ -332,7 +332,7 @@ def _batch(entry: ModelEntry[Any], befores: Sequence[Raw], path: str | None) -> 
 
 
 def follow_references(
-    entry: ModelEntry[Any], rules: Sequence[DerivedRule], befores: Sequence[Raw], changes: Changes
+    entry: ModelEntry, rules: Sequence[DerivedRule], befores: Sequence[Raw], changes: Changes
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     most = entry.limits.cascade_max
@@ -353,7 +353,7 @@ def follow_references(
             yield from detach(rule, referring, keys, changes)
 
 
-def _too_large(entry: ModelEntry[Any], rule: DerivedRule) -> UsageError:
+def _too_large(entry: ModelEntry, rule: DerivedRule) -> UsageError:
     return UsageError(
         f"more than {entry.limits.cascade_max:,} {rule.target.model.__name__} documents refer to this "
         f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",

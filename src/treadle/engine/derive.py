@@ -39,7 +39,7 @@ class DerivedValues:
     """The derived values of one model's documents: all of them, or those maintained in one way."""
 
     def __init__(
-        self, entry: ModelEntry[Any], maintain: Maintain | None = None, without: Collection[Rule] = ()
+        self, entry: ModelEntry, maintain: Maintain | None = None, without: Collection[Rule] = ()
     ) -> None:
         self.entry = entry
 
@@ -82,7 +82,7 @@ class DerivedValues:
 
     @classmethod
     def of(
-        cls, entry: ModelEntry[Any], maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
+        cls, entry: ModelEntry, maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
     ) -> DerivedValues:
         """Return the derived values of a model, made once; `without` rules whose values are to stay."""
         if without:

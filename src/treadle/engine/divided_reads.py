@@ -28,7 +28,7 @@ _WINDOW = {"skip": 0, "limit": 0}
 class DividedRead:
     """A read whose filter names fields that an upgrade changes."""
 
-    def __init__(self, entry: ModelEntry[Any], command: Read, divided: Divided) -> None:
+    def __init__(self, entry: ModelEntry, command: Read, divided: Divided) -> None:
         self._entry = entry
         self._divided = divided
         self._skip = command.options.get("skip") or 0
@@ -69,7 +69,7 @@ class DividedRead:
         return {freeze(row["_id"]) for row in rows}
 
 
-def divided_read(entry: ModelEntry[Any], command: Read) -> DividedRead | None:
+def divided_read(entry: ModelEntry, command: Read) -> DividedRead | None:
     """The read of a caller's filter that names fields which an upgrade changes; None for any other."""
     if not entry.versions.may_change:
         return None
@@ -77,7 +77,7 @@ def divided_read(entry: ModelEntry[Any], command: Read) -> DividedRead | None:
     return None if divided is None else DividedRead(entry, command, divided)
 
 
-def find_matching(entry: ModelEntry[Any], command: Read) -> Plan[list[Raw]]:
+def find_matching(entry: ModelEntry, command: Read) -> Plan[list[Raw]]:
     """The documents that a read finds, outdated ones once they are upgraded; as they are stored."""
     reading = divided_read(entry, command)
     if reading is None:
@@ -93,7 +93,7 @@ def find_matching(entry: ModelEntry[Any], command: Read) -> Plan[list[Raw]]:
     return matches
 
 
-def may_match_outdated(entry: ModelEntry[Any], condition: Raw) -> Plan[bool]:
+def may_match_outdated(entry: ModelEntry, condition: Raw) -> Plan[bool]:
     """Whether an outdated document meets a caller's filter, as far as it can be told before the upgrade."""
     divided = entry.versions.divide(condition)
     return (yield from matches_outdated(entry, condition if divided is None else divided.stored))
@@ -134,7 +134,7 @@ def _with_window(command: Read, window: Mapping[str, int]) -> Read:
 
 
 def refuse_changed(
-    entry: ModelEntry[Any], call: str, paths: Iterable[str], filter: Raw | None = None
+    entry: ModelEntry, call: str, paths: Iterable[str], filter: Raw | None = None
 ) -> Plan[None]:
     """Refuse to sort by, or to list the values of, fields that outdated documents hold in another form.
 

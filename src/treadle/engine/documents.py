@@ -45,7 +45,7 @@ class translated:
         self,
         name: str,
         documents: Sequence[Mapping[str, Any]] = (),
-        entry: ModelEntry[Any] | None = None,
+        entry: ModelEntry | None = None,
         *,
         translate: Callable[..., Exception] = translate,
     ) -> None:
@@ -106,14 +106,14 @@ def as_stored(entry: ModelEntry[D], document: D, raw: Raw, altered: list[Any]) -
         ) from None
 
 
-def filter_of(entry: ModelEntry[Any], id_or_filter: Any) -> Raw:
+def filter_of(entry: ModelEntry, id_or_filter: Any) -> Raw:
     """Return the stored filter that an id or a filter means; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
         return parse_filter(entry.paths.fields, id_or_filter)
     return entry.filter_for_id(entry.ids.encode(id_or_filter))
 
 
-def require_filter(entry: ModelEntry[Any], filter: Any) -> None:
+def require_filter(entry: ModelEntry, filter: Any) -> None:
     """Refuse None where all documents would be written by mistake; {} says so on purpose."""
     if filter is None:
         raise UsageError(
@@ -122,7 +122,7 @@ def require_filter(entry: ModelEntry[Any], filter: Any) -> None:
         )
 
 
-def refuse_group(entry: ModelEntry[Any], done: str) -> None:
+def refuse_group(entry: ModelEntry, done: str) -> None:
     """Refuse to make, replace or remove the document of a group."""
     if entry.rules.group is not None:
         source = entry.rules.group.source
@@ -134,7 +134,7 @@ def refuse_group(entry: ModelEntry[Any], done: str) -> None:
         )
 
 
-def gone(entry: ModelEntry[Any], identity: Any, done: str = "replaced") -> DataError:
+def gone(entry: ModelEntry, identity: Any, done: str = "replaced") -> DataError:
     """Return the error for a document that is not stored."""
     return DataError(
         f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be {done}; "
@@ -150,17 +150,17 @@ def gone(entry: ModelEntry[Any], identity: Any, done: str = "replaced") -> DataE
 # -- auto fields -----------------------------------------------------------------------------------
 
 
-def auto_fields(entry: ModelEntry[Any], *, new: bool) -> dict[str, Touch]:
+def auto_fields(entry: ModelEntry, *, new: bool) -> dict[str, Touch]:
     """Return the stored paths that a caller's write sets by itself, and how: dates and revisions."""
     return derivation(entry).touches[new]
 
 
-def revisions(entry: ModelEntry[Any]) -> dict[str, int]:
+def revisions(entry: ModelEntry) -> dict[str, int]:
     """Return the revisions that any write of a document raises, as increments."""
     return {path: 1 for path, how in auto_fields(entry, new=False).items() if how == "next"}
 
 
-def stamp(entry: ModelEntry[Any], raws: Sequence[Raw], *, new: bool) -> Plan[None]:
+def stamp(entry: ModelEntry, raws: Sequence[Raw], *, new: bool) -> Plan[None]:
     """Set the auto fields of documents that are about to be stored as wholes."""
     fields = auto_fields(entry, new=new)
     if not fields:
@@ -173,7 +173,7 @@ def stamp(entry: ModelEntry[Any], raws: Sequence[Raw], *, new: bool) -> Plan[Non
             put(raw, path, now if how == "now" else 1 if new else (value_at(raw, path) or 0) + 1)
 
 
-def stamping(entry: ModelEntry[Any], update: Update) -> Update:
+def stamping(entry: ModelEntry, update: Update) -> Update:
     """Return an update that sets the auto fields as well."""
     fields = auto_fields(entry, new=False)
     if not fields:
@@ -188,7 +188,7 @@ def stamping(entry: ModelEntry[Any], update: Update) -> Update:
     return [*update, {"$set": stamp_expressions(entry)}]
 
 
-def stamp_expressions(entry: ModelEntry[Any]) -> Raw:
+def stamp_expressions(entry: ModelEntry) -> Raw:
     """Return the auto fields as expressions of a pipeline."""
     return {
         path: "$$NOW" if how == "now" else {"$add": [{"$ifNull": [f"${path}", 0]}, 1]}
@@ -196,7 +196,7 @@ def stamp_expressions(entry: ModelEntry[Any]) -> Raw:
     }
 
 
-def unchanged(entry: ModelEntry[Any], raw: Raw) -> Raw:
+def unchanged(entry: ModelEntry, raw: Raw) -> Raw:
     """Return the condition that a document was not written since the caller read it."""
     known = {path: value_at(raw, path) for path in revisions(entry)}
     # Documents from before the declaration have no revision.
@@ -204,7 +204,7 @@ def unchanged(entry: ModelEntry[Any], raw: Raw) -> Raw:
 
 
 def not_written(
-    entry: ModelEntry[Any], filter: Raw, identity: Any, condition: Raw, done: str
+    entry: ModelEntry, filter: Raw, identity: Any, condition: Raw, done: str
 ) -> Plan[TreadleError]:
     """Return the error for a document that was not written: it was changed concurrently, or there is none."""
     if condition and (yield from find_one(entry.collection, filter, {"_id": 1})) is not None:
@@ -215,7 +215,7 @@ def not_written(
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def hooks_of(entry: ModelEntry[Any], batch: Batch) -> Hooks:
+def hooks_of(entry: ModelEntry, batch: Batch) -> Hooks:
     """Return the rules of a class that act on a write of its documents."""
     return [(rule, batch) for rule in derivation(entry).acting]
 
@@ -234,7 +234,7 @@ def run_after(hooks: Hooks, changes: Changes) -> Plan[None]:
 
 
 def require_valid(
-    entry: ModelEntry[Any], befores: Sequence[Raw], afters: Sequence[Raw], changes: Changes
+    entry: ModelEntry, befores: Sequence[Raw], afters: Sequence[Raw], changes: Changes
 ) -> Plan[None]:
     """Refuse documents, written but not committed, that could not be read; undone without a transaction.
 
@@ -250,7 +250,7 @@ def require_valid(
             raise
 
 
-def require_readable(entry: ModelEntry[Any], raw: Raw, what: str, before: Raw | None = None) -> None:
+def require_readable(entry: ModelEntry, raw: Raw, what: str, before: Raw | None = None) -> None:
     """Refuse a document that could not be read again; `what` says what makes it so."""
     try:
         entry.codec.load(copy.deepcopy(raw))
@@ -291,7 +291,7 @@ def as_written(entry: ModelEntry[D], raw: Raw) -> D:
     return load_what_fits(codec, raw)
 
 
-def _undo(entry: ModelEntry[Any], befores: Mapping[Any, Raw], afters: Iterable[Raw]) -> Plan[None]:
+def _undo(entry: ModelEntry, befores: Mapping[Any, Raw], afters: Iterable[Raw]) -> Plan[None]:
     """Write back what documents were, where they were not written concurrently."""
     for after in afters:
         before = befores.get(freeze(after["_id"]), after)

@@ -264,7 +264,7 @@ def insert_unordered(
     return [each for position, each in stored.items() if position not in refused], refused
 
 
-def _store_accepted(entry: ModelEntry[Any], raws: list[Raw]) -> Plan[dict[int, Exception]]:
+def _store_accepted(entry: ModelEntry, raws: list[Raw]) -> Plan[dict[int, Exception]]:
     """Store documents in any order. Returns by position why the server refused some."""
     if not raws:
         return {}
@@ -279,6 +279,6 @@ def _store_accepted(entry: ModelEntry[Any], raws: list[Raw]) -> Plan[dict[int, E
     return {}
 
 
-def _refusal(entry: ModelEntry[Any], details: Raw) -> Exception:
+def _refusal(entry: ModelEntry, details: Raw) -> Exception:
     error = WriteError(details.get("errmsg", ""), details.get("code"), details)
     return translate(error, entry.model.__name__)

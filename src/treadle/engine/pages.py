@@ -16,7 +16,7 @@ def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
     return {freeze(each["_id"]): each for each in rows}
 
 
-def projection_of(entry: ModelEntry[Any]) -> Raw | None:
+def projection_of(entry: ModelEntry) -> Raw | None:
     """What is read of documents to examine them; None for all."""
     projection: Raw = {}
     for rule in entry.rules:

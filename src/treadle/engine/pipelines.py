@@ -29,7 +29,7 @@ BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
 class Derivation:
     """What one model derives, and what is derived from it, as its writes need to know it."""
 
-    def __init__(self, entry: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         self._entry = entry
         self.aggregates = aggregates_in(entry)
         self.copies = copies_in(entry)
@@ -82,12 +82,12 @@ class Derivation:
         return bool(rules)
 
 
-def derivation(entry: ModelEntry[Any]) -> Derivation:
+def derivation(entry: ModelEntry) -> Derivation:
     """Return the derivation of a model, made once."""
     return entry.rules.memo(Derivation, lambda: Derivation(entry))
 
 
-def update_pipeline(target: ModelEntry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
+def update_pipeline(target: ModelEntry, first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
     """Return the one update of a target: values, what follows from them, then the formulas."""
     stages: list[Raw] = [{"$set": {**first, **BUMP}}]
     if second:
@@ -121,7 +121,7 @@ def _changed_leaves(path: str, before: Any, after: Any) -> Raw:
     return leaves
 
 
-def formula_stages(target: ModelEntry[Any]) -> list[Raw]:
+def formula_stages(target: ModelEntry) -> list[Raw]:
     """Return the target's formulas, those that read others after these."""
     return derivation(target).formula_stages
 

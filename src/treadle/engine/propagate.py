@@ -136,9 +136,9 @@ def record(changes: Changes, rules: Sequence[Rule]) -> Plan[None]:
 # -- what the changes of sources do to each target -------------------------------------------------------
 
 
-def _effects(level: Level, changes: Changes) -> Plan[dict[ModelEntry[Any], _Effects]]:
+def _effects(level: Level, changes: Changes) -> Plan[dict[ModelEntry, _Effects]]:
     """Return what the changes of sources do to targets, by the rules of one level."""
-    effects: dict[ModelEntry[Any], _Effects] = {}
+    effects: dict[ModelEntry, _Effects] = {}
     for source, rules in level.aggregates:
         if of_source := changes.of(source):
             for rule, moves in (yield from contributions(rules, of_source)).items():
@@ -192,7 +192,7 @@ def _collect_by_alternate_key(
 # -- one update per target -------------------------------------------------------------------------------
 
 
-def _update_targets(target: ModelEntry[Any], effects: _Effects, level: int, changes: Changes) -> Plan[None]:
+def _update_targets(target: ModelEntry, effects: _Effects, level: int, changes: Changes) -> Plan[None]:
     """Update each target once, for all its rules; an outdated target is upgraded first."""
     # Its own rules computed what a target holds that this transaction inserted or made visible. What an
     # outdated one held was not maintained by the rules of this version.
@@ -207,7 +207,7 @@ def _update_targets(target: ModelEntry[Any], effects: _Effects, level: int, chan
     yield from _LevelUpdate(target, effects, level).perform(entered, changes)
 
 
-def _may_have_entered(target: ModelEntry[Any], change: Change) -> bool:
+def _may_have_entered(target: ModelEntry, change: Change) -> bool:
     """Whether a document may have become one of the target's in this transaction, and was computed then."""
     before, after, family = change.before, change.after, target.kinds.family
     if not isinstance(before, Image) or after is None or target.paths.deletion is not None:
@@ -221,7 +221,7 @@ def _may_have_entered(target: ModelEntry[Any], change: Change) -> bool:
 class _LevelUpdate:
     """The updates of one model's targets at one level."""
 
-    def __init__(self, target: ModelEntry[Any], effects: _Effects, level: int) -> None:
+    def __init__(self, target: ModelEntry, effects: _Effects, level: int) -> None:
         self.target = target
         self.effects = effects
         self.level = level

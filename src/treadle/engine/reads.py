@@ -46,7 +46,7 @@ WRITING_STAGES = frozenset({"$out", "$merge"})
 class DocumentReader(PageReader[R]):
     """Pages of stored documents, each as the model, or a card, has it."""
 
-    def __init__(self, entry: ModelEntry[Any], command: Read, query: Query) -> None:
+    def __init__(self, entry: ModelEntry, command: Read, query: Query) -> None:
         self._command = command
         # PyMongo's own iteration costs as much per document as validating one.
         self.page = entry.limits.find_page
@@ -118,7 +118,7 @@ class ArchiveReader:
     A document is in one of the two at every moment, so both are read at one moment, in a snapshot.
     """
 
-    def __init__(self, entry: ModelEntry[Any], query: Query) -> None:
+    def __init__(self, entry: ModelEntry, query: Query) -> None:
         archive = entry.everything.archive
         if archive is None:
             raise UsageError(
@@ -211,7 +211,7 @@ class ArchiveReader:
 # -- by id --------------------------------------------------------------------------------------
 
 
-def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
+def many(entry: ModelEntry, ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
     """The documents with these ids in their order, None where there is none."""
     keys = [entry.ids.encode(each) for each in ids]
     load, by_key = Query(card=card).loader(entry.codec), {}
@@ -226,7 +226,7 @@ def many(entry: ModelEntry[Any], ids: Iterable[Any], card: Card[Any] | None) -> 
     return [loaded.get(freeze(key)) for key in keys]
 
 
-def exists(entry: ModelEntry[Any], filter: Any) -> Plan[bool]:
+def exists(entry: ModelEntry, filter: Any) -> Plan[bool]:
     """Whether any document matches."""
     cleaned = parse_filter(entry.paths.fields, filter)
     divided = entry.versions.divide(cleaned)
@@ -241,7 +241,7 @@ def exists(entry: ModelEntry[Any], filter: Any) -> Plan[bool]:
 
 
 def page(
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     filter: Any,
     sort: Sort | None,
     size: int,
@@ -278,7 +278,7 @@ def page(
     return Page([load(raw) for raw in current if raw is not None], following)
 
 
-def _mixed(entry: ModelEntry[Any], paths: Sequence[str]) -> list[str]:
+def _mixed(entry: ModelEntry, paths: Sequence[str]) -> list[str]:
     """The paths of a sort whose values may be of several types; refuses those that lead into arrays."""
     mixed = []
     for path in paths:
@@ -293,7 +293,7 @@ def _mixed(entry: ModelEntry[Any], paths: Sequence[str]) -> list[str]:
     return mixed
 
 
-def _no_place(entry: ModelEntry[Any], path: str) -> UsageError:
+def _no_place(entry: ModelEntry, path: str) -> UsageError:
     return UsageError(
         f"the sort names {path!r}, which holds several values in one {entry.model.__name__}; page sorts by "
         "single values",
@@ -301,7 +301,7 @@ def _no_place(entry: ModelEntry[Any], path: str) -> UsageError:
     )
 
 
-def _place(entry: ModelEntry[Any], raw: Raw, path: str) -> Any:
+def _place(entry: ModelEntry, raw: Raw, path: str) -> Any:
     value = value_at(raw, path)
     if isinstance(value, list):
         raise _no_place(entry, path)
@@ -311,7 +311,7 @@ def _place(entry: ModelEntry[Any], raw: Raw, path: str) -> Any:
 # -- values and pipelines -------------------------------------------------------------------------
 
 
-def path_of(entry: ModelEntry[Any], field: Any) -> tuple[Path, ModelEntry[Any]]:
+def path_of(entry: ModelEntry, field: Any) -> tuple[Path, ModelEntry]:
     """The path that a caller names in Python, and the model of the family that has it."""
     error: DeclarationError | None = None
     for each in [entry, *entry.kinds.below]:
@@ -323,7 +323,7 @@ def path_of(entry: ModelEntry[Any], field: Any) -> tuple[Path, ModelEntry[Any]]:
     raise UsageError(error.message, code="field-unknown")
 
 
-def distinct(entry: ModelEntry[Any], field: str, filter: Any) -> Plan[list[Any]]:
+def distinct(entry: ModelEntry, field: str, filter: Any) -> Plan[list[Any]]:
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
     cleaned = parse_filter(entry.paths.fields, filter)
@@ -333,7 +333,7 @@ def distinct(entry: ModelEntry[Any], field: str, filter: Any) -> Plan[list[Any]]
     return adapted_values(owner, path, values)
 
 
-def adapted_values(owner: ModelEntry[Any], path: Path, values: Iterable[Any]) -> list[Any]:
+def adapted_values(owner: ModelEntry, path: Path, values: Iterable[Any]) -> list[Any]:
     adapt = adapter_of(owner.codec, path.shape)
     return [value if value is None or adapt is None else adapt(value) for value in values]
 
@@ -341,7 +341,7 @@ def adapted_values(owner: ModelEntry[Any], path: Path, values: Iterable[Any]) ->
 class PipelineReader(PageReader[Any]):
     """Pages of what a pipeline gives: dicts of Python values, or models."""
 
-    def __init__(self, entry: ModelEntry[Any], command: Read, into: Any) -> None:
+    def __init__(self, entry: ModelEntry, command: Read, into: Any) -> None:
         self._command = command
         self.page = entry.limits.find_page
         self.done = False
@@ -378,7 +378,7 @@ def result_loader(into: Any) -> Callable[[Raw], Any]:
     return named
 
 
-def checked_pipeline(entry: ModelEntry[Any], pipeline: Any) -> list[Raw]:
+def checked_pipeline(entry: ModelEntry, pipeline: Any) -> list[Raw]:
     """The stages that a caller gave, without those that write or run code."""
     stages = (
         list(pipeline) if isinstance(pipeline, Sequence) and not isinstance(pipeline, str) else [pipeline]
@@ -402,7 +402,7 @@ def checked_pipeline(entry: ModelEntry[Any], pipeline: Any) -> list[Raw]:
     return cleaned
 
 
-def aggregate(entry: ModelEntry[Any], pipeline: Any, into: Any) -> PipelineReader:
+def aggregate(entry: ModelEntry, pipeline: Any, into: Any) -> PipelineReader:
     """What reads the results of a pipeline over the documents of a model."""
     stages = checked_pipeline(entry, pipeline)
     scope = dict(entry.targets.filter())

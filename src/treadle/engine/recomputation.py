@@ -123,7 +123,7 @@ def _images(
     return images
 
 
-def _note(entry: ModelEntry[Any], images: Sequence[Image], made: set[Any], changes: Changes) -> Plan[None]:
+def _note(entry: ModelEntry, images: Sequence[Image], made: set[Any], changes: Changes) -> Plan[None]:
     """Add the changes of recomputed documents."""
     keys = [image.document["_id"] for image in images]
     stored = yield from by_ids(entry.collection, keys)
@@ -135,7 +135,7 @@ def _note(entry: ModelEntry[Any], images: Sequence[Image], made: set[Any], chang
 # -- rollups ----------------------------------------------------------------------------------------
 
 
-def _arrange_groups(entry: ModelEntry[Any], keys: Sequence[Any], changes: Changes) -> Plan[Groups]:
+def _arrange_groups(entry: ModelEntry, keys: Sequence[Any], changes: Changes) -> Plan[Groups]:
     """Let each of these groups have one document if it has sources, else none.
 
     A document that is made here has all its values, so that its formulas can be evaluated.
@@ -155,7 +155,7 @@ def _arrange_groups(entry: ModelEntry[Any], keys: Sequence[Any], changes: Change
     return Groups(made, [entry.key_of(each) for each in surplus])
 
 
-def _make_groups(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+def _make_groups(entry: ModelEntry, keys: Sequence[Any]) -> Plan[list[Any]]:
     rules = derivation(entry).aggregates
     values = yield from aggregate_values(rules, keys)
     updates = []

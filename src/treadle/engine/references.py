@@ -23,7 +23,7 @@ from treadle.query.paths import put, value_at
 
 
 def fill_copies(
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     pairs: Sequence[tuple[Raw | None, Raw]],
     rules: Sequence[DerivedRule] | None = None,
     *,
@@ -52,8 +52,8 @@ def fill_copies(
             _fill(rule, pairs, sources, unread, lenient)
 
 
-def _by_source(rules: Sequence[DerivedRule]) -> dict[tuple[ModelEntry[Any], Key], list[DerivedRule]]:
-    by_source: dict[tuple[ModelEntry[Any], Key], list[DerivedRule]] = {}
+def _by_source(rules: Sequence[DerivedRule]) -> dict[tuple[ModelEntry, Key], list[DerivedRule]]:
+    by_source: dict[tuple[ModelEntry, Key], list[DerivedRule]] = {}
     for rule in rules:
         by_source.setdefault((rule.source, rule.match), []).append(rule)
     return by_source
@@ -86,7 +86,7 @@ def _unread(match: Key, keys: Sequence[Any], sources: dict[Any, Raw], failed: Fa
     return {freeze(key) for key, _ in failed}
 
 
-def _unreadable(entry: ModelEntry[Any], source: ModelEntry[Any], key: Any, reason: str) -> DataError:
+def _unreadable(entry: ModelEntry, source: ModelEntry, key: Any, reason: str) -> DataError:
     return DataError(
         f"{source.collection} {key!r} cannot be decoded or upgraded ({reason}), and this "
         f"{entry.model.__name__} refers to it; repair that document in mongosh, or delete it",
@@ -94,7 +94,7 @@ def _unreadable(entry: ModelEntry[Any], source: ModelEntry[Any], key: Any, reaso
     )
 
 
-def fill_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
+def fill_own(entry: ModelEntry, pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
     """Set what the new documents take from others and from themselves, formulas apart."""
     derived = derivation(entry)
     if derived.copies:
@@ -106,9 +106,7 @@ def fill_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) ->
     require_filled(entry, pairs, [*derived.copies, *derived.locals])
 
 
-def require_filled(
-    entry: ModelEntry[Any], pairs: Sequence[tuple[Raw | None, Raw]], rules: Sequence[Rule]
-) -> None:
+def require_filled(entry: ModelEntry, pairs: Sequence[tuple[Raw | None, Raw]], rules: Sequence[Rule]) -> None:
     """Refuse documents in which a value that they were just given could not be read.
 
     Where a source became invalid to which a document referred before, its copy stays as it was.
@@ -131,7 +129,7 @@ def require_filled(
             )
 
 
-def _is_accepted(entry: ModelEntry[Any], path: str, before: Raw | None, raw: Raw) -> bool:
+def _is_accepted(entry: ModelEntry, path: str, before: Raw | None, raw: Raw) -> bool:
     """Whether the model can read a value, or the document had it before."""
     value = value_at(raw, path)
     if value is None or (before is not None and same(value_at(before, path), value)):
@@ -140,7 +138,7 @@ def _is_accepted(entry: ModelEntry[Any], path: str, before: Raw | None, raw: Raw
 
 
 def read_sources(
-    source: ModelEntry[Any],
+    source: ModelEntry,
     keys: Sequence[Any],
     guarded: bool,
     to: str = "_id",
@@ -201,7 +199,7 @@ def _listed(reading: Plan[Raw | None]) -> Plan[list[Raw]]:
     return [] if one is None else [one]
 
 
-def compute_formulas(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
+def compute_formulas(entry: ModelEntry, keys: Sequence[Any]) -> Plan[list[Raw]]:
     """Let the server evaluate the formulas of these documents. Returns the documents after."""
     stages = formula_stages(entry)
     if len(keys) == 1:
@@ -215,7 +213,7 @@ def compute_formulas(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[R
 # -- after an update ------------------------------------------------------------------------------
 
 
-def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+def follow_own(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     """Refill changed references and evaluate formulas of documents just written. Returns these.
 
     Each by the rules of its kind after the write.
@@ -229,7 +227,7 @@ def follow_own(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan
     return [final[freeze(after["_id"])] for _, after in pairs]
 
 
-def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+def _follow_class(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     derived = derivation(entry)
     afters = [after for _, after in pairs]
     if not (derived.fills or derived.formula_stages):
@@ -240,7 +238,7 @@ def _follow_class(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> P
     return (yield from _store_filled(entry, list(zip(afters, filled, strict=True))))
 
 
-def _store_filled(entry: ModelEntry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+def _store_filled(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     """Store what was filled in after a write, and evaluate formulas. Returns the documents."""
     stages = derivation(entry).formula_stages
     final = [filled for _, filled in pairs]

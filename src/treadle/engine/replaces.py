@@ -50,11 +50,11 @@ class Replace(Write[D]):
 
     entry: ModelEntry[D]
 
-    def __init__(self, entry: ModelEntry[D], document: D, was: ModelEntry[Any] | None = None) -> None:
+    def __init__(self, entry: ModelEntry[D], document: D, was: ModelEntry | None = None) -> None:
         refuse_group(entry, "replaced")
         self.entry = entry
         # The class that the stored document must have.
-        self.was: ModelEntry[Any] = was or entry
+        self.was: ModelEntry = was or entry
         altered: list[Any] = []
         self.raw = dump(entry, document, altered)
         # An assignment to a field is not validated by itself.
@@ -145,7 +145,7 @@ class Replace(Write[D]):
         return self._result if self._is_plain else as_written(self.entry, outcome)
 
 
-def _replace_keeping(entry: ModelEntry[Any], kept: dict[str, Any], before: Raw, after: Raw) -> Plan[Raw]:
+def _replace_keeping(entry: ModelEntry, kept: dict[str, Any], before: Raw, after: Raw) -> Plan[Raw]:
     """Replace a document except for what is written all the time. Returns the document after.
 
     One update that takes those values from the stored document itself: what
@@ -169,7 +169,7 @@ def _replace_keeping(entry: ModelEntry[Any], kept: dict[str, Any], before: Raw, 
 # -- change of kind --------------------------------------------------------------------------------
 
 
-def former(graph: Graph, document: Document, was: Any) -> ModelEntry[Any]:
+def former(graph: Graph, document: Document, was: Any) -> ModelEntry:
     """Return the entry of the kind that a document is said to have had."""
     entry = graph.entry(type(document))
     before = graph.entry(was)

@@ -44,7 +44,7 @@ class TargetUpdate:
     # The upgraded document, stored first where the stored one is outdated.
     upgraded: Raw | None = None
 
-    def pipeline(self, model: ModelEntry[Any]) -> list[Raw]:
+    def pipeline(self, model: ModelEntry) -> list[Raw]:
         blank = [{"$set": self.blank}] if self.blank else []
         return [*blank, *update_pipeline(model, self.values, self.following)]
 
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
     made: list[Any]
 
 
-def store_derived(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Plan[Stored]:
+def store_derived(model: ModelEntry, updates: Sequence[TargetUpdate]) -> Plan[Stored]:
     """Store derived values, one update per target. Runs in a transaction."""
     try:
         return (yield from _store(model, updates))
@@ -68,7 +68,7 @@ def store_derived(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Pl
         raise total.too_large() from error
 
 
-def _bounded_sum(model: ModelEntry[Any]) -> NumberSum | None:
+def _bounded_sum(model: ModelEntry) -> NumberSum | None:
     """Return the first sum that its field may not be able to hold; None where a formula may fail instead."""
     if derivation(model).formulas:
         return None
@@ -76,7 +76,7 @@ def _bounded_sum(model: ModelEntry[Any]) -> NumberSum | None:
     return next((each for each in aggregates if isinstance(each, NumberSum) and each.is_bounded), None)
 
 
-def _store(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Plan[Stored]:
+def _store(model: ModelEntry, updates: Sequence[TargetUpdate]) -> Plan[Stored]:
     if len(updates) == 1 and updates[0].upgraded is None:
         # One plain update: the driver's bulk machinery costs as much as a whole update.
         (update,) = updates
@@ -100,13 +100,13 @@ def _store(model: ModelEntry[Any], updates: Sequence[TargetUpdate]) -> Plan[Stor
 # -- the changes of targets, where others follow -------------------------------------------------------
 
 
-def is_followed(model: ModelEntry[Any], level: int) -> bool:
+def is_followed(model: ModelEntry, level: int) -> bool:
     """Whether anything is derived from what this level maintains in a model."""
     return derivation(model).last_level > level
 
 
 def note_writes(
-    model: ModelEntry[Any], keys: Sequence[Any], write: Plan[R], changes: Changes, *, makes: bool = False
+    model: ModelEntry, keys: Sequence[Any], write: Plan[R], changes: Changes, *, makes: bool = False
 ) -> Plan[R]:
     """Write targets of these keys, and add their changes; with `makes`, also of those that it makes."""
     before = yield from _read(model, keys)
@@ -117,7 +117,7 @@ def note_writes(
     return outcome
 
 
-def _read(model: ModelEntry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def _read(model: ModelEntry, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Return documents by frozen key, with what others are derived from."""
     followed, projection = model.effects.followed, None
     # A migration may read any field.

@@ -60,12 +60,12 @@ from treadle.query.updates import parse_update
 D = TypeVar("D", bound=Document)
 
 
-def concerns(entry: ModelEntry[Any], touched: set[str] | None) -> bool:
+def concerns(entry: ModelEntry, touched: set[str] | None) -> bool:
     """Whether an update of these paths must be followed."""
     return not entry.effects.is_plain and entry.paths.fields.are_followed(touched)
 
 
-def may_upgrade(entry: ModelEntry[Any]) -> bool:
+def may_upgrade(entry: ModelEntry) -> bool:
     """Whether upgrading a document may change what others follow from."""
     chain, followed = entry.versions, entry.effects.followed
     if chain.writes_older:
@@ -76,13 +76,11 @@ def may_upgrade(entry: ModelEntry[Any]) -> bool:
 class _Update:
     """What updates of one document and of many have in common."""
 
-    entry: ModelEntry[Any]
+    entry: ModelEntry
     filter: Raw
     update: Any
 
-    def _prepare(
-        self, entry: ModelEntry[Any], update: Any, array_filters: Sequence[Any] | None = None
-    ) -> None:
+    def _prepare(self, entry: ModelEntry, update: Any, array_filters: Sequence[Any] | None = None) -> None:
         self.entry = entry
         self.parsed = parse_update(entry.paths.fields, update, array_filters)
         # Otherwise documents are validated after the update.
@@ -128,7 +126,7 @@ class _Update:
         return [each for each in final if freeze(each["_id"]) in afters]
 
 
-def _has_formulas(entry: ModelEntry[Any]) -> bool:
+def _has_formulas(entry: ModelEntry) -> bool:
     return any(derivation(each).formulas for each in entry.kinds.related)
 
 
@@ -272,7 +270,7 @@ def check_returns(returns: Any) -> None:
         raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
 
 
-def merges_by_id(entry: ModelEntry[Any]) -> bool:
+def merges_by_id(entry: ModelEntry) -> bool:
     """Whether writes of single documents can be one: each is no state of its own to any rule."""
     return not (entry.versions.is_versioned or any(derivation(each).records for each in entry.kinds.related))
 
@@ -403,7 +401,7 @@ def _with(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> D:
 class UpdateMany(_Update, ChunkedWrite):
     """An update of the documents of one chunk."""
 
-    def __init__(self, entry: ModelEntry[Any], filter: Any, update: Any) -> None:
+    def __init__(self, entry: ModelEntry, filter: Any, update: Any) -> None:
         require_filter(entry, filter)
         self._prepare(entry, update)
         self.filter = parse_filter(entry.paths.fields, filter)
@@ -457,6 +455,6 @@ class UpdateMany(_Update, ChunkedWrite):
         return (yield from by_ids(self.entry.collection, keys))
 
 
-def _unique_paths(entry: ModelEntry[Any]) -> list[str]:
+def _unique_paths(entry: ModelEntry) -> list[str]:
     unique = [index.document for index in declared_indexes(entry.kinds.root) if index.document.get("unique")]
     return [path for document in unique for path in dict(document["key"])]

@@ -88,7 +88,7 @@ class Upsert(Write[Upserted[D]]):
         return Upserted(as_written(self.entry, outcome), False)
 
 
-def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:
+def require_unique(entry: ModelEntry, filter: Raw, new: Raw) -> None:
     """Refuse an upsert of which two could make two documents, or whose new document its filter misses."""
     equal = equalities(filter)
     matched = {path for path, value in equal.items() if same(value_at(new, path), value)}
@@ -112,7 +112,7 @@ def require_unique(entry: ModelEntry[Any], filter: Raw, new: Raw) -> None:
     )
 
 
-def _covering(entry: ModelEntry[Any], equal: Raw, new: Raw) -> list[set[str]]:
+def _covering(entry: ModelEntry, equal: Raw, new: Raw) -> list[set[str]]:
     """The paths of each unique index that holds the new document and all that the filter may find."""
     unique = [
         index.document

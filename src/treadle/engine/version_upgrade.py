@@ -38,7 +38,7 @@ log = get_logger(__name__)
 # -- for readers --------------------------------------------------------------------------------
 
 
-def read_current(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def read_current(entry: ModelEntry, raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as current ones; stored so as well where the model says it. Raises `DataError`."""
     chain = entry.versions
     outdated = [raw for raw in raws if chain.is_outdated(raw)]
@@ -56,12 +56,12 @@ def read_current(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]
     return current
 
 
-def upgraded(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgraded(entry: ModelEntry, raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as current ones, nothing stored. Raises `DataError`."""
     return (yield from entry.versions.upgrade(raws)).required()
 
 
-def upgraded_leniently(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgraded_leniently(entry: ModelEntry, raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as current ones; one that cannot be upgraded, or an empty one, as it is."""
     given = [raw for raw in raws if raw]
     outcomes = iter((yield from entry.versions.upgrade(given)).outcomes)
@@ -72,7 +72,7 @@ def upgraded_leniently(entry: ModelEntry[Any], raws: Sequence[Raw]) -> Plan[list
     return current
 
 
-def _store_back(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
+def _store_back(entry: ModelEntry, keys: Sequence[Any]) -> Plan[None]:
     def store() -> Plan[None]:
         documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
         yield from upgrade_stored(entry, documents, Changes())
@@ -91,7 +91,7 @@ def _store_back(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
 # -- before a write -----------------------------------------------------------------------------
 
 
-def upgrade_stored(entry: ModelEntry[Any], raws: Sequence[Raw], changes: Changes) -> Plan[list[Raw]]:
+def upgrade_stored(entry: ModelEntry, raws: Sequence[Raw], changes: Changes) -> Plan[list[Raw]]:
     """Store documents, just read in the transaction under way, as current ones; these, in order.
 
     Raises `DataError` for one that cannot be upgraded.
@@ -103,7 +103,7 @@ def upgrade_stored(entry: ModelEntry[Any], raws: Sequence[Raw], changes: Changes
     return current
 
 
-def store_converted(entry: ModelEntry[Any], raws: Sequence[Raw], converted: Sequence[Raw]) -> Plan[int]:
+def store_converted(entry: ModelEntry, raws: Sequence[Raw], converted: Sequence[Raw]) -> Plan[int]:
     """Store documents in another version, in the transaction in which they were read; how many changed."""
     changed = [each for raw, each in zip(raws, converted, strict=True) if each is not raw]
     yield from replace_each(entry.collection, changed)
@@ -117,7 +117,7 @@ def replace_each(collection: str, documents: Sequence[Raw]) -> Plan[None]:
         yield from bulk_write(collection, writes, ordered=False)
 
 
-def upgrade_possible(entry: ModelEntry[Any], condition: Raw, changes: Changes) -> Plan[Upgraded]:
+def upgrade_possible(entry: ModelEntry, condition: Raw, changes: Changes) -> Plan[Upgraded]:
     """Store the outdated documents that match and can be upgraded as current ones; what became of each.
 
     Runs inside a transaction.
@@ -130,7 +130,7 @@ def upgrade_possible(entry: ModelEntry[Any], condition: Raw, changes: Changes) -
 
 
 def upgrade_matching_upgraded(
-    entry: ModelEntry[Any], own: Raw, changes: Changes, writes: Iterable[str] | None = ()
+    entry: ModelEntry, own: Raw, changes: Changes, writes: Iterable[str] | None = ()
 ) -> Plan[None]:
     """Store as current ones the outdated documents that match only once they are upgraded.
 
@@ -144,13 +144,13 @@ def upgrade_matching_upgraded(
         changes.note_upgraded(entry, [each["_id"] for each in documents])
 
 
-def matches_outdated(entry: ModelEntry[Any], condition: Raw, collection: str | None = None) -> Plan[bool]:
+def matches_outdated(entry: ModelEntry, condition: Raw, collection: str | None = None) -> Plan[bool]:
     """Whether an outdated document meets a condition as it is stored."""
     outdated = {"$and": [condition, entry.versions.outdated_only]}
     return (yield from find_one(collection or entry.collection, outdated, {"_id": 1})) is not None
 
 
-def has_outdated(entry: ModelEntry[Any]) -> Plan[bool]:
+def has_outdated(entry: ModelEntry) -> Plan[bool]:
     """Whether any document of a model, archived or not, is outdated."""
     if entry.versions.may_change:
         for collection in entry.everything.collections:
@@ -162,7 +162,7 @@ def has_outdated(entry: ModelEntry[Any]) -> Plan[bool]:
 # -- after a write ------------------------------------------------------------------------------
 
 
-def lowered(entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Raw]]:
+def lowered(entry: ModelEntry, documents: Sequence[Raw]) -> Plan[list[Raw]]:
     """Current documents in the version that this Store writes."""
     chain = entry.versions
     return (yield from chain.lower(documents, chain.written)) if chain.writes_older else list(documents)
@@ -181,7 +181,7 @@ def lower_documents(changes: Changes) -> Plan[None]:
         yield from replace_each(model.collection, converted)
 
 
-def check_lowering(entry: ModelEntry[Any], server: Capabilities) -> None:
+def check_lowering(entry: ModelEntry, server: Capabilities) -> None:
     """Refuse what would show others a version that this Store must not write."""
     if entry.versions.writes_older:
         what = f"an update of a {entry.model.__name__} that is written in an older version (write_versions=)"

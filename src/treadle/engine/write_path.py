@@ -130,7 +130,7 @@ class WritePath:
                 outcome = yield from self._catch_up(part.entry, exposed, outcome, write.shows_document)
         return outcome
 
-    def _catch_up(self, entry: ModelEntry[Any], ids: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
+    def _catch_up(self, entry: ModelEntry, ids: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
         """Propagate to documents written concurrently that refer to these new ones; the outcome now."""
 
         try:
@@ -304,7 +304,7 @@ def _final(writes: Sequence[Write[Any]], outcomes: Sequence[Any]) -> Plan[list[A
     return final
 
 
-def _read_again(entry: ModelEntry[Any], outcome: Any) -> Plan[Any]:
+def _read_again(entry: ModelEntry, outcome: Any) -> Plan[Any]:
     """The documents of an outcome as they are now; one that is gone as it was."""
     documents = [outcome] if isinstance(outcome, dict) else outcome
     rows = yield from by_ids(entry.collection, [each["_id"] for each in documents])
@@ -366,7 +366,7 @@ def commit_changes(graph: Graph, body: Callable[[Changes], Plan[R]]) -> Plan[R]:
 
 
 def repair(
-    graph: Graph, entry: ModelEntry[Any], ids: Sequence[Any], without: frozenset[Rule] = frozenset()
+    graph: Graph, entry: ModelEntry, ids: Sequence[Any], without: frozenset[Rule] = frozenset()
 ) -> Plan[list[Any]]:
     """Recompute what these documents derive, and propagate it; returns the ids of those that changed.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_maintenance
@@ -83,7 +83,7 @@ class ExtendedReference(Pattern):
             }
         return rule
 
-    def _copied_fields(self, place: Place, source: ModelEntry[Any], reference: Path) -> list[CopiedField]:
+    def _copied_fields(self, place: Place, source: ModelEntry, reference: Path) -> list[CopiedField]:
         frozen = set(self.snapshot)
         if self.field is not None:
             path = resolve(source.codec, self.field, place.label, "embedded-field-missing")
@@ -137,7 +137,7 @@ def _reference_key(place: Place, reference: Path) -> Key:
 
 
 def _check_types(
-    place: Place, entry: ModelEntry[Any], inside: Shape, source: Path, name: str, *, several: bool = False
+    place: Place, entry: ModelEntry, inside: Shape, source: Path, name: str, *, several: bool = False
 ) -> None:
     """Refuse a copy that could not hold what the source's field holds; `several` says a list of these."""
     if inside.kind in ARRAYS and inside.items:

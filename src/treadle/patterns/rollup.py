@@ -171,9 +171,7 @@ class RollupRule(GroupRule):
             )
 
 
-def _parts(
-    place: Place, source: ModelEntry[Any], keys: Mapping[str, str | _Windowed | Total]
-) -> list[GroupField]:
+def _parts(place: Place, source: ModelEntry, keys: Mapping[str, str | _Windowed | Total]) -> list[GroupField]:
     if not isinstance(keys, Mapping) or not keys:
         raise DeclarationError(
             f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",
@@ -182,7 +180,7 @@ def _parts(
     return [_part(place, source, name, origin) for name, origin in keys.items()]
 
 
-def _part(place: Place, source: ModelEntry[Any], name: Any, origin: Any) -> GroupField:
+def _part(place: Place, source: ModelEntry, name: Any, origin: Any) -> GroupField:
     """Return one value that the sources of a group have in common."""
     if not isinstance(name, str) or not isinstance(origin, (str, _Windowed, Total)):
         raise DeclarationError(

@@ -23,7 +23,7 @@ Session = AsyncClientSession | None
 class AsyncArray:
     """An outlier array, whether or not it overflowed, on asyncio; nothing is read before a call."""
 
-    def __init__(self, store: AsyncWriter, entry: ModelEntry[Any], field: str, id: Any) -> None:
+    def __init__(self, store: AsyncWriter, entry: ModelEntry, field: str, id: Any) -> None:
         self._store = store
         self._calls: ArrayHandle = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
 

@@ -57,7 +57,7 @@ class AsyncCounter:
     """A counter, on asyncio; safe to share between several tasks."""
 
     def __init__(
-        self, store: AsyncWriter, entry: ModelEntry[Any], field: str, random: Callable[[], float] | None
+        self, store: AsyncWriter, entry: ModelEntry, field: str, random: Callable[[], float] | None
     ) -> None:
         self._store = store
         self.rule = rule_named(entry, CounterRule, field)

@@ -27,7 +27,7 @@ class Backfill:
         self.server = server
         self._count = count
 
-    def verify(self, entry: ModelEntry[Any], last: list[Any] | None) -> Plan[list[Any] | None]:
+    def verify(self, entry: ModelEntry, last: list[Any] | None) -> Plan[list[Any] | None]:
         """Verify and mend a page of documents; the id of the last one, in a list, or None at the end."""
         # Deleted documents too: their histories are maintained.
         scope = entry.kinds.root.targets.with_deleted
@@ -42,7 +42,7 @@ class Backfill:
             self._count("mended", len(mended))
         return reached
 
-    def _verify_class(self, entry: ModelEntry[Any], documents: list[Raw]) -> Plan[None]:
+    def _verify_class(self, entry: ModelEntry, documents: list[Raw]) -> Plan[None]:
         findings = yield from examine_each(self.server, entry, documents)
         wrong = {freeze(each.document_id) for each in findings}
         keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]

@@ -44,7 +44,7 @@ def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:
 NOT_YET: Bounds = []
 
 
-def scheduled_bounds(entry: ModelEntry[Any]) -> Plan[Bounds | None]:
+def scheduled_bounds(entry: ModelEntry) -> Plan[Bounds | None]:
     """What the last run of a scheduled rollup computed, or NOT_YET; None where nothing is scheduled."""
     if entry.rules.group is None or entry.rules.group.maintain != "schedule":
         return None

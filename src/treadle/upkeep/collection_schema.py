@@ -15,7 +15,7 @@ from treadle.graph.versions import VersionChain
 from treadle.model.json_schema import Schema, model_schema
 
 
-def collection_schema(entry: ModelEntry[Any]) -> Schema:
+def collection_schema(entry: ModelEntry) -> Schema:
     """The `$jsonSchema` that accepts exactly what the kinds and versions of a collection allow."""
     if entry.kinds.family is None:
         branches = _branches(entry, {})
@@ -37,7 +37,7 @@ def collection_schema(entry: ModelEntry[Any]) -> Schema:
     return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
 
-def _branches(entry: ModelEntry[Any], kind: Schema) -> list[Schema]:
+def _branches(entry: ModelEntry, kind: Schema) -> list[Schema]:
     """The current version of one class, and those before it."""
     schema = model_schema(entry.codec)
     for name, allowed in kind.items():

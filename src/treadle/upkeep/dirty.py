@@ -59,7 +59,7 @@ class Mark:
 class Dirty:
     """What a batch of events leaves to be recomputed."""
 
-    marks: dict[ModelEntry[Any], list[Mark]] = field(default_factory=dict)
+    marks: dict[ModelEntry, list[Mark]] = field(default_factory=dict)
     # What targets name sources by whose copies must follow, and sources that are gone; and the ids of
     # sources whose names are to be read.
     copies: dict[DerivedRule, list[Any]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Dirty:
     lookups: dict[DerivedRule, list[Any]] = field(default_factory=dict)
     # Events of sources that were inserted, where a target's total is remembered (`totals.py`).
     inserted: dict[DerivedRule, list[Mapping[str, Any]]] = field(default_factory=dict)
-    documents: dict[ModelEntry[Any], list[Any]] = field(default_factory=dict)
+    documents: dict[ModelEntry, list[Any]] = field(default_factory=dict)
     # Changed documents, in order, for rules that take each change by itself.
     events: dict[Rule, list[Event]] = field(default_factory=dict)
     # Rules that need a backfill, because collections were dropped or renamed, or because nobody sent the
@@ -92,7 +92,7 @@ class Dirty:
 
     def mark(
         self,
-        target: ModelEntry[Any],
+        target: ModelEntry,
         key: Any,
         *,
         sourced: bool = False,
@@ -101,7 +101,7 @@ class Dirty:
     ) -> None:
         self.marks.setdefault(target, []).append(Mark(key, None, sourced, cards, renewed))
 
-    def targets(self) -> dict[ModelEntry[Any], list[Mark]]:
+    def targets(self) -> dict[ModelEntry, list[Mark]]:
         """The documents to recompute, each once."""
         targets = {}
         for entry, marks in self.marks.items():

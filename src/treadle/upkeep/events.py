@@ -55,7 +55,7 @@ class Watch:
         if only is not None:
             self.rules = [rule for rule in graph.rules if rule in only]
         self.watchers: dict[str, list[_Watcher]] = {}
-        own: dict[ModelEntry[Any], _Own] = {}
+        own: dict[ModelEntry, _Own] = {}
         alike: dict[Any, _Gathered] = {}
         for rule in self.rules:
             if implements(rule, "replay"):
@@ -173,7 +173,7 @@ class Watch:
 class _Watcher:
     """Who looks at the events of a collection."""
 
-    def __init__(self, entry: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         self.collection = entry.collection
         # The fields that it watches there, without positions; None for all. A document that becomes another
         # kind, or is deleted softly or restored, has other values to hold, and to give.
@@ -301,7 +301,7 @@ class _Copied(_Watcher):
 class _Own(_Watcher):
     """What Treadle maintains in documents of the collection itself."""
 
-    def __init__(self, entry: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         super().__init__(entry)
         self.entry = entry
         # The fields that it is known to follow from, also where any other may matter.

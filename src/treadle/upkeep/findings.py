@@ -77,9 +77,7 @@ def listed(graph: Graph, **chosen: Any) -> Plan[list[KeptFinding]]:
     ]
 
 
-def look(
-    graph: Graph, server: Capabilities, entry: ModelEntry[Any], ids: Sequence[Any]
-) -> Plan[list[Finding]]:
+def look(graph: Graph, server: Capabilities, entry: ModelEntry, ids: Sequence[Any]) -> Plan[list[Finding]]:
     """What is wrong now in some documents, with the values."""
     chosen = {"_id": {"$in": distinct(ids)}}
     images = yield from entry.targets.exact.find(chosen, projection=projection_of(entry))
@@ -87,7 +85,7 @@ def look(
 
 
 def look_again(
-    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry[Any]], **chosen: Any
+    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry], **chosen: Any
 ) -> Plan[list[Finding]]:
     """What is still wrong of what is remembered of these models; the rest is forgotten."""
     left: list[Finding] = []
@@ -106,7 +104,7 @@ def look_again(
     return left
 
 
-def note(entries: Iterable[ModelEntry[Any]], findings: Sequence[Finding]) -> Plan[list[Raw]]:
+def note(entries: Iterable[ModelEntry], findings: Sequence[Finding]) -> Plan[list[Raw]]:
     """Note for `status` how many findings there were per rule; these numbers."""
     operations = []
     counted: list[Raw] = []
@@ -125,7 +123,7 @@ def note(entries: Iterable[ModelEntry[Any]], findings: Sequence[Finding]) -> Pla
     return counted
 
 
-def rule_of(entry: ModelEntry[Any], path: str) -> Rule | None:
+def rule_of(entry: ModelEntry, path: str) -> Rule | None:
     """The rule that maintains a path of a finding."""
     return next((rule for rule in entry.rules if is_of(rule, path)), None)
 

@@ -81,7 +81,7 @@ def stale() -> Plan[set[str]]:
     return {row["_id"] for row in (yield from find(COLLECTION, {"kind": "rule", "stale": True}))}
 
 
-def rebuilt(entries: Iterable[ModelEntry[Any]]) -> Plan[None]:
+def rebuilt(entries: Iterable[ModelEntry]) -> Plan[None]:
     """Note that the values of these models are as declared again."""
     yield from rebuilt_rules(rule for entry in entries for rule in entry.rules if isinstance(rule, DERIVED))
 

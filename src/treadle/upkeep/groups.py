@@ -19,7 +19,7 @@ from treadle.plan import Plan, Raw, find
 from treadle.query.keys import KEY, distinct, freeze
 
 
-def differing(entry: ModelEntry[Any]) -> Plan[list[list[Any]]]:
+def differing(entry: ModelEntry) -> Plan[list[list[Any]]]:
     """Return the keys of groups that have sources and no document, or several documents.
 
     Of groups with outdated sources all are listed. Documents without sources are found when they are read.
@@ -43,19 +43,19 @@ def key_stages(group: GroupRule, only: Sequence[Raw] = ()) -> list[Raw]:
     return [*group.match.stages(), *only, {"$group": {"_id": f"${KEY}"}}]
 
 
-def group_keys(entry: ModelEntry[Any], stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
+def group_keys(entry: ModelEntry, stages: Sequence[Raw], outdated: Sequence[Raw]) -> Plan[list[Any]]:
     """Return the ids of the rows that stages give for the sources of all groups."""
     group = entry.rules.group
     reading = group.source.sources.group(group.condition, stages, reads=group.source_paths, outdated=outdated)
     return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 
-def described(entry: ModelEntry[Any], key: Sequence[Any]) -> Raw:
+def described(entry: ModelEntry, key: Sequence[Any]) -> Raw:
     """Return a group's key, as a finding shows it."""
     return dict(zip(entry.rules.group.on.fields, key, strict=True))
 
 
-def examine_groups(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
+def examine_groups(entry: ModelEntry, keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Find groups without a document, and documents beyond the first of their group."""
     group = entry.rules.group
     values = yield from aggregate_values([group], keys)
@@ -77,14 +77,14 @@ def examine_groups(entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[list[Fin
     return findings
 
 
-def orphan(entry: ModelEntry[Any], document: Raw) -> Finding:
+def orphan(entry: ModelEntry, document: Raw) -> Finding:
     """Return the finding of a document whose group has no sources."""
     group = entry.rules.group
     path, key_fields = ", ".join(group.on.fields), described(entry, entry.key_of(document))
     return Finding(group.pattern, entry.model.__name__, document["_id"], path, key_fields, None)
 
 
-def keys_found(entry: ModelEntry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
+def keys_found(entry: ModelEntry, findings: Sequence[Finding]) -> Plan[list[Any]]:
     """Return the keys of the groups that findings are about."""
     group = entry.rules.group
     keys: dict[Any, Any] = {}

@@ -78,7 +78,7 @@ class ChangedGroups:
 
 
 def changed_since(
-    entry: ModelEntry[Any], server: Capabilities, position: Raw, bounds: Bounds, last_run: dt.datetime | None
+    entry: ModelEntry, server: Capabilities, position: Raw, bounds: Bounds, last_run: dt.datetime | None
 ) -> Plan[ChangedGroups]:
     """The closed groups whose sources changed since a position in the stream, that of the last run."""
     group = entry.rules.group

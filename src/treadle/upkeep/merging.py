@@ -85,7 +85,7 @@ def key_paths(key: Key) -> list[str]:
     return [f"_id.k{number}" for number in range(len(key.group))]
 
 
-def group_stages(entry: ModelEntry[Any], before: Raw, after: Raw) -> list[Raw]:
+def group_stages(entry: ModelEntry, before: Raw, after: Raw) -> list[Raw]:
     """Return the stages that give the documents of a rollup, of sources and groups that match."""
     group: GroupRule = entry.rules.group
     folds = folds_of([group, *(rule for rule in aggregates_in(entry) if rule is not group)])
@@ -121,7 +121,7 @@ def _branch(group: GroupRule, fold: Fold, before: Raw, after: Raw) -> list[Raw]:
 
 
 def merge_groups(
-    entry: ModelEntry[Any], before: Raw, after: Raw, lease: Lease, *, empty: bool = False
+    entry: ModelEntry, before: Raw, after: Raw, lease: Lease, *, empty: bool = False
 ) -> list[Raw]:
     """Return the whole recomputation of groups, ending in `$merge`; each document is stamped with the run.
 
@@ -146,7 +146,7 @@ def merge_groups(
 # -- fields of targets that exist ---------------------------------------------------------------------
 
 
-def merge_fields(entry: ModelEntry[Any], rules: Sequence[DerivedRule], lease: Lease) -> list[Raw]:
+def merge_fields(entry: ModelEntry, rules: Sequence[DerivedRule], lease: Lease) -> list[Raw]:
     """Return the recomputation of fields in all targets, from the targets' collection.
 
     Begins with every target, so that one whose last source has left is set
@@ -175,7 +175,7 @@ def _source_branch(fold: Fold) -> tuple[str, list[Raw]]:
     return rule.source.collection, [*chosen, *rule.match.stages(unwound=rule.unit), grouped]
 
 
-def _into(entry: ModelEntry[Any], rules: Sequence[DerivedRule], paths: Sequence[str]) -> Raw:
+def _into(entry: ModelEntry, rules: Sequence[DerivedRule], paths: Sequence[str]) -> Raw:
     """Return the `$merge` that stores values in targets which exist, where they differ."""
     by_stamp: dict[str, list[str]] = {}
     for rule in rules:
@@ -203,7 +203,7 @@ def _changes(paths: Sequence[str]) -> Raw:
 class GroupRun:
     """The recomputation of groups in one run, and how many documents it wrote and removed."""
 
-    def __init__(self, graph: Graph, server: Capabilities, entry: ModelEntry[Any], lease: Lease) -> None:
+    def __init__(self, graph: Graph, server: Capabilities, entry: ModelEntry, lease: Lease) -> None:
         self.graph = graph
         self.server = server
         self.entry = entry

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from bson import Timestamp
 from pymongo.errors import OperationFailure
@@ -56,7 +55,7 @@ def check(sample: float | None, since: datetime | None, resume: bool) -> None:
 def prove(
     graph: Graph,
     server: Capabilities,
-    entries: Sequence[ModelEntry[Any]],
+    entries: Sequence[ModelEntry],
     job: Job,
     *,
     sample: float | None = None,
@@ -109,7 +108,7 @@ def _summary(found: Sequence[Finding], sample: float | None, since: datetime | N
 def _resume(
     graph: Graph,
     server: Capabilities,
-    entries: Sequence[ModelEntry[Any]],
+    entries: Sequence[ModelEntry],
     job: Job,
     is_dead: Callable[[str], bool],
 ) -> Plan[list[Finding]]:
@@ -124,7 +123,7 @@ def _resume(
 
 
 def _verify_since(
-    graph: Graph, server: Capabilities, entries: Sequence[ModelEntry[Any]], since: datetime
+    graph: Graph, server: Capabilities, entries: Sequence[ModelEntry], since: datetime
 ) -> Plan[list[Finding]]:
     """The findings in what changed since a moment, and in what follows from that.
 

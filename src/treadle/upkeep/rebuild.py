@@ -36,7 +36,7 @@ from treadle.upkeep.verify import examined, own, verify, within
 REBUILD_ROUNDS_MAX = 5
 
 
-def rules_of(entries: Sequence[ModelEntry[Any]], fields: Sequence[str]) -> frozenset[Rule]:
+def rules_of(entries: Sequence[ModelEntry], fields: Sequence[str]) -> frozenset[Rule]:
     """The rules that maintain these fields, by their Python or stored names."""
     chosen: set[Rule] = set()
     if isinstance(fields, str) or not isinstance(fields, Collection) or not fields:
@@ -71,14 +71,14 @@ def is_about(rules: frozenset[Rule], finding: Finding) -> bool:
     return any(is_of(rule, finding.path) for rule in rules if rule.target.model.__name__ == finding.model)
 
 
-def in_order(entries: Iterable[ModelEntry[Any]]) -> list[ModelEntry[Any]]:
+def in_order(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
     """Models whose fields feed others before those others."""
     ruled = [entry for entry in entries if entry.rules and entry.layout is None]
     return sorted(ruled, key=lambda entry: min(rule.level for rule in entry.rules))
 
 
 def rebuild(
-    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry[Any]], report: Report | None = None
+    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry], report: Report | None = None
 ) -> Plan[int]:
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
@@ -103,7 +103,7 @@ def rebuild(
     return visited
 
 
-def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report: Report | None) -> Plan[int]:
+def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry, report: Report | None) -> Plan[int]:
     bounds = yield from scheduled_bounds(entry)
     if bounds is NOT_YET or not (examined(entry) or entry.rules.implementing("repair")):
         # Of a scheduled model the first run computes it.
@@ -124,7 +124,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry[Any], report:
     return visited
 
 
-def _page(entry: ModelEntry[Any]) -> int:
+def _page(entry: ModelEntry) -> int:
     """Documents at a time; fewer where they are recomputed in one commit."""
     return entry.limits.rebuild_page if DerivedValues.of(entry).rules else entry.limits.verify_page
 
@@ -132,7 +132,7 @@ def _page(entry: ModelEntry[Any]) -> int:
 def repair(
     graph: Graph,
     server: Capabilities,
-    entries: Iterable[ModelEntry[Any]],
+    entries: Iterable[ModelEntry],
     report: Report | None = None,
     only: frozenset[Rule] | None = None,
 ) -> Plan[int]:
@@ -175,7 +175,7 @@ def repair(
 def repair_some(
     graph: Graph,
     server: Capabilities,
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     ids: Sequence[Any],
     only: frozenset[Rule] | None = None,
 ) -> Plan[list[Any]]:
@@ -188,7 +188,7 @@ def repair_some(
 def mend(
     graph: Graph,
     server: Capabilities,
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     keys: Sequence[Any],
     *,
     before: Callable[[], Plan[None]] | None = None,

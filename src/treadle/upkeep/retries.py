@@ -46,9 +46,7 @@ def retry_all(graph: Graph, server: Capabilities, *, due: bool = False) -> Plan[
     return done
 
 
-def settling(
-    graph: Graph, server: Capabilities, entries: Iterable[ModelEntry[Any]], work: Plan[int]
-) -> Plan[int]:
+def settling(graph: Graph, server: Capabilities, entries: Iterable[ModelEntry], work: Plan[int]) -> Plan[int]:
     """Do a work that goes over all documents of some models, and let go of what it has settled."""
     listed = list(entries)
     collections = {each for entry in listed for each in _read_by(entry)}
@@ -74,7 +72,7 @@ def _rows(graph: Graph, conditions: Sequence[Raw]) -> Plan[list[Raw]]:
     return find(SET_ASIDE, {"$and": list(conditions)}, sort=[("at", 1)], limit=most)
 
 
-def _read_by(entry: ModelEntry[Any]) -> set[str]:
+def _read_by(entry: ModelEntry) -> set[str]:
     """The collections that the rules of a model write and read."""
     return {entry.collection}.union(*(rule.reads() for rule in entry.rules))
 
@@ -103,7 +101,7 @@ def retry(graph: Graph, server: Capabilities, row: Raw) -> Plan[bool]:
     return (yield from _let_go(row))
 
 
-def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: Any) -> Plan[None]:
+def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry, key: Any) -> Plan[None]:
     """Bring right what a document derives from others, and what others derive from it."""
     yield from _mend(graph, server, entry, [key])
     if entry.rules.group is not None:
@@ -121,7 +119,7 @@ def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry[Any], key: A
             yield from _mend(graph, server, rule.target, (yield from target_keys(rule, keys)))
 
 
-def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequence[Any]) -> Plan[None]:
+def _mend(graph: Graph, server: Capabilities, entry: ModelEntry, keys: Sequence[Any]) -> Plan[None]:
     """Mend documents of a model and of the kinds below it."""
     if entry.rules.group is not None:
         yield from mend(graph, server, entry, keys)
@@ -132,7 +130,7 @@ def _mend(graph: Graph, server: Capabilities, entry: ModelEntry[Any], keys: Sequ
         yield from mend(graph, server, exact, [each["_id"] for each in own])
 
 
-def _detach(graph: Graph, server: Capabilities, entry: ModelEntry[Any], document: Raw) -> Plan[None]:
+def _detach(graph: Graph, server: Capabilities, entry: ModelEntry, document: Raw) -> Plan[None]:
     """Do as `on_delete` says where a source is gone to which the document still refers."""
     dirty = Dirty()
     for rule in copies_in(entry, "stream"):

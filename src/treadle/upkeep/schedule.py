@@ -80,7 +80,7 @@ class Job:
     """Rules of one model that are computed together."""
 
     name: str
-    entry: ModelEntry[Any]
+    entry: ModelEntry
     rules: tuple[Rule, ...]
     every: dt.timedelta
 
@@ -291,7 +291,7 @@ class Scheduler:
             written = max(written, (yield from self._mend_all(entry)))
         return replace(job.describe(now), whole=True, written=written)
 
-    def _mend_all(self, entry: ModelEntry[Any]) -> Plan[int]:
+    def _mend_all(self, entry: ModelEntry) -> Plan[int]:
         """Look at every document and mend those that are not right; how many were looked at."""
 
         def visit(documents: Sequence[Raw]) -> Plan[None]:

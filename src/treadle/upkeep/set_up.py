@@ -9,7 +9,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pymongo import IndexModel
 
@@ -130,7 +130,7 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
 
 
 def set_up_validator(
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     server: Capabilities,
     existing: Raw | None,
     actions: list[Action],
@@ -155,7 +155,7 @@ def set_up_validator(
     yield from change_validator(entry, options, detail, actions)
 
 
-def _begins_with_warnings(entry: ModelEntry[Any], now: Raw, options: Raw) -> Plan[bool]:
+def _begins_with_warnings(entry: ModelEntry, now: Raw, options: Raw) -> Plan[bool]:
     """Whether a validator must not refuse anything yet: others write to a collection that had none."""
     if not options["validator"] or options["validationAction"] != "error":
         return False

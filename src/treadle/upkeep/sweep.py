@@ -28,7 +28,7 @@ class Sweep:
 
     def __init__(
         self,
-        entry: ModelEntry[Any],
+        entry: ModelEntry,
         size: int,
         visit: Callable[[Sequence[Raw]], Plan[None]],
         report: Report | None = None,

@@ -55,22 +55,22 @@ class Totals:
         self._targets_max = targets_max
         # The time of the last event that was read.
         self.until: Any = None
-        self._totals: dict[tuple[ModelEntry[Any], Any], Total] = {}
+        self._totals: dict[tuple[ModelEntry, Any], Total] = {}
 
     def forget(self) -> None:
         self._totals.clear()
 
-    def take(self, entry: ModelEntry[Any], key: Any) -> Total | None:
+    def take(self, entry: ModelEntry, key: Any) -> Total | None:
         """The total of a target, which is forgotten unless it is kept again."""
         return self._totals.pop((entry, key), None)
 
-    def keep(self, entry: ModelEntry[Any], key: Any, total: Total) -> None:
+    def keep(self, entry: ModelEntry, key: Any, total: Total) -> None:
         while len(self._totals) >= self._targets_max:
             self._totals.pop(next(iter(self._totals)))
         self._totals[entry, key] = total
 
 
-def countable(entry: ModelEntry[Any]) -> list[DerivedRule]:
+def countable(entry: ModelEntry) -> list[DerivedRule]:
     """The rules of a model that totals serve: all that gather, from one source by one key; else none."""
     rules = DerivedValues.of(entry, "stream").aggregates
     if not rules or entry.rules.group is not None:
@@ -93,7 +93,7 @@ def _is_countable(rule: DerivedRule) -> bool:
 class Counted:
     """The totals of some targets, in one transaction that brings them right."""
 
-    def __init__(self, totals: Totals, entry: ModelEntry[Any], marks: Sequence[Mark]) -> None:
+    def __init__(self, totals: Totals, entry: ModelEntry, marks: Sequence[Mark]) -> None:
         self._totals = totals
         self._entry = entry
         self._rules = countable(entry)

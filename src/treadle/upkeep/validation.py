@@ -21,7 +21,7 @@ from treadle.query.keys import freeze
 from treadle.upkeep.collection_schema import collection_schema, newest_version
 
 
-def is_newer(entry: ModelEntry[Any], validator: Mapping[str, Any]) -> bool:
+def is_newer(entry: ModelEntry, validator: Mapping[str, Any]) -> bool:
     """Whether an existing validator was made by a later release, which must not be taken back."""
     schema = validator.get("$jsonSchema") if isinstance(validator, Mapping) else None
     if not entry.versions.is_versioned or not isinstance(schema, Mapping):
@@ -29,7 +29,7 @@ def is_newer(entry: ModelEntry[Any], validator: Mapping[str, Any]) -> bool:
     return newest_version(schema, entry.versions.field) > entry.versions.current
 
 
-def describe_change(entry: ModelEntry[Any], now: Raw, declared: Raw) -> Plan[str]:
+def describe_change(entry: ModelEntry, now: Raw, declared: Raw) -> Plan[str]:
     """What a new validator means for the documents that are there."""
     before, after = now["validationLevel"] if now["validator"] else "none", declared["validationLevel"]
     change = str(after) if before == after else f"{before} to {after}"
@@ -68,7 +68,7 @@ class Fault(NamedTuple):
     expected: Any
 
 
-def _find_faults(entry: ModelEntry[Any], schema: Schema, documents: Sequence[Raw]) -> Plan[dict[Any, Fault]]:
+def _find_faults(entry: ModelEntry, schema: Schema, documents: Sequence[Raw]) -> Plan[dict[Any, Fault]]:
     """Return where documents that the server refused do not validate, by frozen id."""
     branches = schema.get("anyOf", [schema])
     # Kind and version say which branch a document was meant for, so they are looked at first.
@@ -119,10 +119,10 @@ def _find_fields(
     return faults
 
 
-def findings(entries: Iterable[ModelEntry[Any]], sample: float | None = None) -> Plan[list[Finding]]:
+def findings(entries: Iterable[ModelEntry], sample: float | None = None) -> Plan[list[Finding]]:
     """A finding for each document that does not validate, at the place where it does not; or of a sample."""
     findings: list[Finding] = []
-    chosen: dict[str, list[ModelEntry[Any]]] = {}
+    chosen: dict[str, list[ModelEntry]] = {}
     for entry in entries:
         if entry.model.__treadle__.validation != "off" and (
             entry.layout is None or entry.layout.schema() is not None

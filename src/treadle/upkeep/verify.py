@@ -50,7 +50,7 @@ COLD_SHARD_SECONDS = 10.0
 def verify(
     graph: Graph,
     server: Capabilities,
-    entries: Iterable[ModelEntry[Any]],
+    entries: Iterable[ModelEntry],
     report: Report | None = None,
     sample: float | None = None,
 ) -> Plan[list[Finding]]:
@@ -82,12 +82,12 @@ def verify(
     return findings
 
 
-def own(entry: ModelEntry[Any], method: str) -> list[Rule]:
+def own(entry: ModelEntry, method: str) -> list[Rule]:
     """The rules that answer a method and are bound at this very model, so that kinds do not repeat it."""
     return [rule for rule in entry.rules.implementing(method) if rule.target is entry]
 
 
-def examined(entry: ModelEntry[Any]) -> bool:
+def examined(entry: ModelEntry) -> bool:
     """Whether the documents of a model are looked at page by page."""
     by_rules = any(rule.page_projection is not None for rule in entry.rules.implementing("verify"))
     return by_rules or bool(DerivedValues.of(entry).rules)
@@ -96,7 +96,7 @@ def examined(entry: ModelEntry[Any]) -> bool:
 def _verify_pages(
     graph: Graph,
     server: Capabilities,
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     bounds: Bounds | None,
     report: Report | None,
     sample: float | None = None,
@@ -122,7 +122,7 @@ def _verify_pages(
 
 
 def confirm(
-    graph: Graph, server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]
+    graph: Graph, server: Capabilities, entry: ModelEntry, documents: Sequence[Raw]
 ) -> Plan[list[Finding]]:
     """The findings in these documents that are still there at a second look, at one moment."""
     suspects = yield from examine_each(server, entry, documents)
@@ -132,14 +132,12 @@ def confirm(
     return (yield from _give_time(graph, server, entry, confirmed))
 
 
-def _not_examined(entry: ModelEntry[Any], key: Any, reason: str) -> Finding:
+def _not_examined(entry: ModelEntry, key: Any, reason: str) -> Finding:
     """A document of which nobody can say whether it is right; `status` lists it with the others."""
     return Finding("set-aside", entry.model.__name__, key, "", None, escape_text(reason))
 
 
-def examine_each(
-    server: Capabilities, entry: ModelEntry[Any], documents: Sequence[Raw]
-) -> Plan[list[Finding]]:
+def examine_each(server: Capabilities, entry: ModelEntry, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these documents; one that cannot be examined is set aside, and is a finding itself."""
 
     def attempt(some: Sequence[Raw]) -> Plan[list[Finding]]:
@@ -152,13 +150,13 @@ def examine_each(
     return (yield from salvage(name, collection, documents, attempt, key_of=entry.key_of, lost=lost))
 
 
-def within(entry: ModelEntry[Any], document: Raw, bounds: Bounds | None) -> bool:
+def within(entry: ModelEntry, document: Raw, bounds: Bounds | None) -> bool:
     """Whether a document is one that the last scheduled run computed; any, where none is scheduled."""
     return bounds is None or is_closed(entry.key_of(document), bounds)
 
 
 def _verify_groups(
-    graph: Graph, server: Capabilities, entry: ModelEntry[Any], bounds: Bounds | None
+    graph: Graph, server: Capabilities, entry: ModelEntry, bounds: Bounds | None
 ) -> Plan[list[Finding]]:
     """Groups that have no document, or more than one."""
     findings: list[Finding] = []
@@ -176,7 +174,7 @@ def _verify_groups(
 
 
 def _look_again(
-    graph: Graph, server: Capabilities, entry: ModelEntry[Any], suspects: Sequence[Finding]
+    graph: Graph, server: Capabilities, entry: ModelEntry, suspects: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings that remain when target and sources are read at one moment."""
     quarantined = [each for each in suspects if each.pattern == "set-aside"]
@@ -198,7 +196,7 @@ def _look_again(
 
 
 def _give_time(
-    graph: Graph, server: Capabilities, entry: ModelEntry[Any], findings: Sequence[Finding]
+    graph: Graph, server: Capabilities, entry: ModelEntry, findings: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings without those that the worker is about to put right.
 
@@ -234,7 +232,7 @@ def _same_finding(one: Finding, other: Finding) -> bool:
     return where and same(one.stored, other.stored) and same(one.expected, other.expected)
 
 
-def examine(entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
+def examine(entry: ModelEntry, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these current documents."""
     findings: list[Finding] = []
     for rule in entry.rules.implementing("verify"):

@@ -118,7 +118,7 @@ def require_no_other(database: Database[Any], identity: str | None = None) -> No
     )
 
 
-def entry_named(store: Store, name: str) -> ModelEntry[Any]:
+def entry_named(store: Store, name: str) -> ModelEntry:
     return next(entry for model, entry in store.graph.entries.items() if model.__name__ == name)
 
 

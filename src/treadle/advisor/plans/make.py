@@ -131,7 +131,7 @@ def _set_up(indexes: dict[str, list[str]], documents: int, seconds: float) -> St
     )
 
 
-def _fill(entry: ModelEntry[Any], documents: int, seconds: float) -> Step:
+def _fill(entry: ModelEntry, documents: int, seconds: float) -> Step:
     fields = names(sorted({owned.path for rule in entry.rules for owned in rule.owns()}))
     return Step(
         f"fill {entry.collection}",
@@ -145,7 +145,7 @@ def _fill(entry: ModelEntry[Any], documents: int, seconds: float) -> Step:
     )
 
 
-def _missing(scan: Scan, graph: Graph, entry: ModelEntry[Any]) -> list[str]:
+def _missing(scan: Scan, graph: Graph, entry: ModelEntry) -> list[str]:
     """The names of the indexes that set-up would make, judging by the scan."""
     facts = scan.collections.get(entry.collection)
     present = [_raw(index) for index in facts.indexes] if facts is not None else []

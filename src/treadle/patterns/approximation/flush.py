@@ -116,7 +116,7 @@ def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
         yield from bulk_write(rule.target.collection, operations, ordered=False)
 
 
-def _follow(entry: ModelEntry[Any], befores: Sequence[Raw], changes: Changes) -> Plan[None]:
+def _follow(entry: ModelEntry, befores: Sequence[Raw], changes: Changes) -> Plan[None]:
     """Let formulas and other documents follow the new counts."""
     if not befores:
         return

@@ -146,7 +146,7 @@ def _move_outdated(rule: ArchivePlaces, keys: Sequence[Any], condition: Raw, cha
     return (yield from _move(rule, chosen, changes)) if images else 0
 
 
-def _with_formulas(entry: ModelEntry[Any], documents: list[Raw]) -> Plan[list[Raw]]:
+def _with_formulas(entry: ModelEntry, documents: list[Raw]) -> Plan[list[Raw]]:
     """These documents with the formulas that the worker or a schedule has not evaluated yet.
 
     Nothing evaluates them in the archive.

@@ -43,7 +43,7 @@ class ArchivePlaces(MovingRule):
             for each in declared_indexes(place.entry)
             if "expireAfterSeconds" not in each.document
         ]
-        self.side: ModelEntry[Any] = graph.add_side(_archived_model(place, self.into, indexes), place.label)
+        self.side: ModelEntry = graph.add_side(_archived_model(place, self.into, indexes), place.label)
 
 
 def _not_unique(index: IndexModel) -> IndexModel:

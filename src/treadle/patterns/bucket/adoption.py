@@ -53,7 +53,7 @@ class Adoption:
     # What a document becomes.
     expected: ClassVar[str]
 
-    def __init__(self, entry: ModelEntry[Any], time: str, source: str | None) -> None:
+    def __init__(self, entry: ModelEntry, time: str, source: str | None) -> None:
         self.entry = entry
         self.name = entry.model.__name__
         self.time = time

@@ -91,7 +91,7 @@ class Names:
 class Spec:
     """A declaration that was checked against its model; everything in stored names."""
 
-    def __init__(self, declared: Any, entry: ModelEntry[Any]) -> None:
+    def __init__(self, declared: Any, entry: ModelEntry) -> None:
         self.declared = declared
         self.entry = entry
         self.limits = entry.limits
@@ -329,13 +329,13 @@ def as_tuple(names: FieldNames) -> tuple[str, ...]:
 # -- checks that Bucket and TimeSeries share ----------------------------------------------
 
 
-def refusal(declared: Any, entry: ModelEntry[Any], reason: str) -> DeclarationError:
+def refusal(declared: Any, entry: ModelEntry, reason: str) -> DeclarationError:
     """The refusal of a declaration on a model."""
     what = declared.pattern.replace("_", " ")
     return DeclarationError(f"the {what} of {entry.model.__name__} {reason}", code="bucket-declaration")
 
 
-def check_time_and_expiry(declared: Any, entry: ModelEntry[Any], time: StoredField) -> None:
+def check_time_and_expiry(declared: Any, entry: ModelEntry, time: StoredField) -> None:
     shape, expiry = time.shape, declared.expire_after
     if shape.kind != "scalar" or shape.python is not dt.datetime or shape.optional:
         raise refusal(declared, entry, f"has time={time.name!r}, which must be a datetime and not None")
@@ -345,7 +345,7 @@ def check_time_and_expiry(declared: Any, entry: ModelEntry[Any], time: StoredFie
         )
 
 
-def check_adoption(declared: Any, entry: ModelEntry[Any]) -> None:
+def check_adoption(declared: Any, entry: ModelEntry) -> None:
     """Refuse to move single documents inside of one collection."""
     if declared.adopt == entry.collection:
         raise refusal(

@@ -31,7 +31,7 @@ NEWEST = [("valid_from", DESCENDING)]
 class HistoryHandle:
     """The history of one model, or of one kind of it."""
 
-    def __init__(self, rule: HistoryRows, write_path: WritePath, entry: ModelEntry[Any]) -> None:
+    def __init__(self, rule: HistoryRows, write_path: WritePath, entry: ModelEntry) -> None:
         self.rule = rule
         self.entry = entry
         self.write_path = write_path
@@ -107,7 +107,7 @@ class HistoryHandle:
 class Revert(Write[Any]):
     """An earlier state over the stored document, whoever wrote that since, and also if it is deleted."""
 
-    def __init__(self, entry: ModelEntry[Any], document: Document, was: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry, document: Document, was: ModelEntry) -> None:
         self.entry = entry
         self.restore = None if entry.paths.deletion is None else Restore(was, document.id)
         self.replace = Replace(entry, document) if was is entry else ChangeKind(entry, document, was)
@@ -122,7 +122,7 @@ class Revert(Write[Any]):
         return self.replace.result(outcome)
 
 
-def load(entry: ModelEntry[Any], documents: Sequence[Raw]) -> Plan[list[Document]]:
+def load(entry: ModelEntry, documents: Sequence[Raw]) -> Plan[list[Document]]:
     """States as the models of the present have them."""
     current = yield from upgraded(entry, documents)
     return [entry.codec.load(document) for document in current]
@@ -153,7 +153,7 @@ class StateReader(PageReader[Any]):
 class MomentReader(PageReader[Any]):
     """The documents of a model that matched a filter at a moment, in the order of their ids."""
 
-    def __init__(self, rule: HistoryRows, entry: ModelEntry[Any], filter: Raw, moment: dt.datetime) -> None:
+    def __init__(self, rule: HistoryRows, entry: ModelEntry, filter: Raw, moment: dt.datetime) -> None:
         self.page = rule.limits.find_page
         self.done = False
         self._rule = rule

@@ -70,7 +70,7 @@ class HistoryRule(HistoryRows, PastRule):
     def reads(self) -> Reads:
         return {self.target.collection: None}
 
-    def calls(self, write_path: WritePath, entry: ModelEntry[Any]) -> HistoryHandle:
+    def calls(self, write_path: WritePath, entry: ModelEntry) -> HistoryHandle:
         return HistoryHandle(self, write_path, entry)
 
     def run_due(self, work: Due) -> Plan[int]:

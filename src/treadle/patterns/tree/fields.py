@@ -129,14 +129,14 @@ def _bound(place: Place, graph: Models, role: Role, name: Any) -> Path:
     return path
 
 
-def _mistyped(entry: ModelEntry[Any], role: str, name: str, wrong: str) -> DeclarationError:
+def _mistyped(entry: ModelEntry, role: str, name: str, wrong: str) -> DeclarationError:
     return DeclarationError(
         f"{entry.model.__name__} has a tree with {role}={name!r}, but {entry.model.__name__}.{name} {wrong}",
         code="tree-field-type",
     )
 
 
-def _last_field(entry: ModelEntry[Any], path: Path) -> StoredField:
+def _last_field(entry: ModelEntry, path: Path) -> StoredField:
     codec = entry.codec
     for step in path.steps[:-1]:
         model = model_of(codec.by_name[step.name].shape)
@@ -148,7 +148,7 @@ def _last_field(entry: ModelEntry[Any], path: Path) -> StoredField:
 class Tree:
     """The tree of one model: all its representations, with stored paths."""
 
-    def __init__(self, entry: ModelEntry[Any]) -> None:
+    def __init__(self, entry: ModelEntry) -> None:
         self.entry = entry
         self.collection = entry.collection
         self.rules: list[TreeRule] = []

@@ -24,7 +24,7 @@ Session = ClientSession | None
 class Array:
     """An outlier array, whether or not it overflowed, blocking; nothing is read before a call."""
 
-    def __init__(self, store: Writer, entry: ModelEntry[Any], field: str, id: Any) -> None:
+    def __init__(self, store: Writer, entry: ModelEntry, field: str, id: Any) -> None:
         self._store = store
         self._calls: ArrayHandle = rule_named(entry, ArrayRule, field).calls(store.write_path, id)
 

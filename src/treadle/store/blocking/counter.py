@@ -58,7 +58,7 @@ class Counter:
     """A counter, blocking; safe to share between several threads."""
 
     def __init__(
-        self, store: Writer, entry: ModelEntry[Any], field: str, random: Callable[[], float] | None
+        self, store: Writer, entry: ModelEntry, field: str, random: Callable[[], float] | None
     ) -> None:
         self._store = store
         self.rule = rule_named(entry, CounterRule, field)

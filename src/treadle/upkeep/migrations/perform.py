@@ -232,7 +232,7 @@ def _migrate_together(run: Run, keys: Sequence[Any]) -> Plan[tuple[list[tuple[An
     return failures, len((yield from transact(store)))
 
 
-def _followed(entry: ModelEntry[Any], store: Callable[[], Plan[list[Raw]]], changes: Changes) -> Plan[int]:
+def _followed(entry: ModelEntry, store: Callable[[], Plan[list[Raw]]], changes: Changes) -> Plan[int]:
     """Store documents in the current version, and add their changes. Returns their number."""
     befores = yield from store()
     if not befores:
@@ -278,7 +278,7 @@ def rehearse(run: Run) -> Plan[Migrated]:
 def perform(
     graph: Graph,
     server: Capabilities,
-    entry: ModelEntry[Any],
+    entry: ModelEntry,
     to: int | None,
     dry_run: bool,
     options: Options,

@@ -89,7 +89,7 @@ class Run:
 
     graph: Graph
     server: Capabilities
-    entry: ModelEntry[Any]
+    entry: ModelEntry
     chain: VersionChain
     scope: Raw
     to: int
@@ -131,9 +131,7 @@ class Run:
         return any(each.rules or each.effects.on_write for each in self.entry.kinds.root.kinds.related)
 
 
-def make_run(
-    graph: Graph, server: Capabilities, entry: ModelEntry[Any], to: int | None, options: Options
-) -> Run:
+def make_run(graph: Graph, server: Capabilities, entry: ModelEntry, to: int | None, options: Options) -> Run:
     """The run that brings all documents of a model to a version."""
     options.check()
     chain = _require_versions(entry)
@@ -144,7 +142,7 @@ def make_run(
     return Run(graph, server, entry, chain, scope, _target(chain, to), options, lease)
 
 
-def _require_versions(entry: ModelEntry[Any]) -> VersionChain:
+def _require_versions(entry: ModelEntry) -> VersionChain:
     if not entry.versions.is_versioned:
         raise UsageError(
             f"{entry.model.__name__} has no version=, so there is nothing to migrate", code="version-invalid"
@@ -167,7 +165,7 @@ def _target(chain: VersionChain, to: int | None) -> int:
 # -- what there is -------------------------------------------------------------------------------
 
 
-def status(entry: ModelEntry[Any]) -> Plan[dict[int, int]]:
+def status(entry: ModelEntry) -> Plan[dict[int, int]]:
     """How many documents there are of each version; under 0 those whose version is none."""
     version: Raw = {"$ifNull": ["$_id", 1]}
     bounds = [{"$gte": [version, 1]}, {"$lt": [version, 2**31]}]
@@ -187,7 +185,7 @@ def status(entry: ModelEntry[Any]) -> Plan[dict[int, int]]:
     return {row["_id"]: row["n"] for row in rows}
 
 
-def set_aside(entry: ModelEntry[Any]) -> Plan[list[SetAside]]:
+def set_aside(entry: ModelEntry) -> Plan[list[SetAside]]:
     """The documents that could not be migrated, the first thousand."""
     name = entry.versions.model.__name__
     noted = {"_id.rule": f"migrate {name}", "_id.collection": entry.collection}
