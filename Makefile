@@ -108,6 +108,7 @@ docs: $(VENV)/installed ## build the site into build/site; a broken link is an e
 	$(RUN)/python docs/write_cli_reference.py
 	$(RUN)/python docs/write_api_reference.py
 	$(RUN)/python docs/draw_rooms.py
+	$(RUN)/python tools/draw_terminal.py
 	$(RUN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/site
 	@echo build/site/index.html
 

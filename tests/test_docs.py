@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tools.draw_terminal import PICTURE, Customer, Order, draw
 
+from treadle import Store
 from treadle.server.local import start
 
 ROOT = Path(__file__).parent.parent
@@ -195,10 +197,18 @@ def test_the_tutorial_works_as_it_is_typed(tmp_path):
     assert {"setup", "verify", "repair", "watch", "migrate"} <= typed
 
 
+@pytest.mark.server
+def test_the_picture_of_the_terminal_shows_what_the_session_prints(database):
+    with Store(database, models=[Customer, Order]) as store:
+        store.setup()
+        assert PICTURE.read_text() == draw(store)
+
+
 @pytest.mark.all
 @pytest.mark.heavy
-def test_the_tutorials_files_are_typed(tmp_path):
+def test_the_files_of_the_readme_and_the_tutorial_are_typed(tmp_path):
     """In mypy's and pyright's strict mode; what is written again later stands beside the first version."""
+    (tmp_path / "readme.py").write_text(python_blocks(README)[0].code)
     for block in python_blocks(TUTORIAL):
         path = tmp_path / block.code.splitlines()[0].removeprefix("# ")
         if path.exists():

@@ -20,16 +20,23 @@ BEGIN, END = "<!-- make measure: begin -->", "<!-- make measure: end -->"
 # Pages that programs write are not prose.
 GENERATED_PAGES = {"api-reference.md", "cli-reference.md"}
 COMPLEX_ABOVE = 15
-BANNED = re.compile(
-    r"\b(whoever|nobody|somebody|everybody|anew|meanwhile|for ever|in vain|let go"
-    r"|(?:bring|brought|put) right|mends?|mended|very class|goes on)\b",
-    re.IGNORECASE,
-)
 BRANCHES = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.match_case,
 )  # fmt: skip
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NESTED = (*FUNCTIONS, ast.ClassDef)
+
+
+def _banned() -> tuple[re.Pattern[str], frozenset[str]]:
+    """Return the phrases that the source does not use, and the names that no module has."""
+    lines = (ROOT / "tests" / "banned_phrases.txt").read_text().splitlines()
+    entries = [line for line in lines if not line.startswith("#")]
+    divider = entries.index("[modules]")
+    expression = re.compile(rf"\b(?:{'|'.join(entries[:divider])})\b", re.IGNORECASE)
+    return expression, frozenset(entries[divider + 1 :])
+
+
+BANNED, BANNED_MODULES = _banned()
 
 
 class Package(NamedTuple):

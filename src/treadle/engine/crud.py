@@ -96,7 +96,7 @@ def named(entry: ModelEntry, filter: Raw) -> list[Any]:
 
 
 def shown(entry: ModelEntry, raws: list[Raw], card: ReadAs | None) -> Plan[list[Raw | None]]:
-    """Documents as the current version has them; None for one that was deleted meanwhile."""
+    """Documents as the current version has them; None for one that was deleted concurrently."""
     if not entry.versions.is_versioned:
         return list(raws)
     if card is None:
