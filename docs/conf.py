@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 NAVIGATION = {
-    "Start": ["tutorial", "choosing", "limits"],
+    "Start": ["tutorial", "how-it-works", "choosing", "advisor", "faq"],
     "Patterns": [
         "patterns/extended-reference",
         "patterns/computed",
@@ -39,22 +39,31 @@ NAVIGATION = {
         "patterns/child-references",
         "patterns/materialized-path",
     ],
-    "Guide": [
-        "models",
-        "store",
-        "fastapi",
+    "How-to": [
         "adopting",
         "beside-another-odm",
+        "closed-loop",
+        "fastapi",
+        "testing",
+        "production-checklist",
+        "deploying",
         "operations",
         "dashboard",
-        "deploying",
-        "advisor",
-        "closed-loop",
-        "testing",
         "local-server",
+        "extending",
     ],
     "Coming from": ["coming-from/pymongo", "coming-from/beanie", "coming-from/mongoengine"],
-    "Reference": ["api-reference", "cli", "cli-reference", "errors", "extending", "architecture"],
+    "Reference": [
+        "models",
+        "store",
+        "api-reference",
+        "cli",
+        "cli-reference",
+        "errors",
+        "limits",
+        "glossary",
+        "architecture",
+    ],
     "Project": ["/examples/README", "/benchmarks/RESULTS", "/CONTRIBUTING", "/SECURITY", "/CHANGELOG"],
 }
 
