@@ -26,7 +26,7 @@ from treadle import (
 )
 from treadle.errors import BulkFailed, DataError, Failure, InvalidValue, UsageError
 from treadle.fastapi import CurrentStore, add_error_handlers, lifespan, status_of
-from treadle.store.deadline import TimedOut
+from treadle.store.call_context import TimedOut
 
 
 class Review(Document, collection="reviews"):

@@ -601,10 +601,10 @@ def die_at(collection: str, database: Any) -> None:
     with leading(store) as (follower, run):
         real = store.runner._perform
 
-        def perform(command: Any, session: Any) -> Any:
+        def perform(command: Any, *rest: Any) -> Any:
             if getattr(command, "collection", None) == collection and getattr(command, "writes", False):
                 raise Death
-            return real(command, session)
+            return real(command, *rest)
 
         store.runner._perform = perform  # type: ignore[method-assign]
         with pytest.raises(Death):
@@ -629,11 +629,11 @@ def story_of_a_batch_that_fails(database: Any) -> None:
     database["visits"].insert_one({"site_id": keys[0], "pages": 5})
     real, failures = store.runner._perform, iter([True])
 
-    def perform(command: Any, session: Any) -> Any:
+    def perform(command: Any, *rest: Any) -> Any:
         is_write = getattr(command, "collection", None) == "sites" and getattr(command, "writes", False)
         if is_write and next(failures, False):
             raise AutoReconnect("the connection is lost")
-        return real(command, session)
+        return real(command, *rest)
 
     store.runner._perform = perform  # type: ignore[method-assign]
     store.worker().run_until_idle()

@@ -34,7 +34,7 @@ from benchmarks.torture.models import (
 )
 from benchmarks.torture.writers import Step, Writer
 from treadle import AsyncStore, Store, TreadleError
-from treadle.store import deadline
+from treadle.store import call_context
 
 Shell = Literal["sync", "async"]
 # Between two steps of a writer, and two runs of a job.
@@ -189,7 +189,7 @@ class Load:
 
 def hurry(step: Step) -> AbstractContextManager[None]:
     """The deadline of a step's caller."""
-    return deadline.within(step.seconds)
+    return call_context.within(step.seconds)
 
 
 async def cancelling(call: Awaitable[Any], seconds: float | None) -> Any:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from treadle.query.field_paths import Unchecked as Unchecked
     from treadle.store.async_store import AsyncStore as AsyncStore
     from treadle.store.blocking.store import Store as Store
-    from treadle.store.deadline import TimedOut as TimedOut
+    from treadle.store.call_context import TimedOut as TimedOut
     from treadle.upkeep.aside import SetAsideDocument as SetAsideDocument
     from treadle.upkeep.findings import KeptFinding as KeptFinding
     from treadle.upkeep.jobs import JobStatus as JobStatus
@@ -120,7 +120,7 @@ _NAMES = {
     "query.field_paths": "Unchecked",
     "store.async_store": "AsyncStore",
     "store.blocking.store": "Store",
-    "store.deadline": "TimedOut",
+    "store.call_context": "TimedOut",
     "upkeep.aside": "SetAsideDocument",
     "upkeep.findings": "KeptFinding",
     "upkeep.jobs": "JobStatus",

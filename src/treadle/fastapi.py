@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse
 from treadle.errors import Conflict, InvalidValue, NotFound, TreadleError, UsageError
 from treadle.plan.server_errors import DuplicateKey
 from treadle.store.async_store import AsyncStore
-from treadle.store.deadline import TimedOut
+from treadle.store.call_context import TimedOut
 
 # Errors that say more by their code than by their class.
 _BY_CODE = {

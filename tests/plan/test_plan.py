@@ -117,7 +117,7 @@ def test_keyboard_interrupt_closes_the_plan(database):
             closed.append(True)
 
     class Interrupting(Runner):
-        def _perform(self, command, session):
+        def _perform(self, command, session, answers=False):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

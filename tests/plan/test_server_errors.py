@@ -36,7 +36,7 @@ from treadle.plan.server_errors import (
     surely_not_committed,
     translate,
 )
-from treadle.store.deadline import passed
+from treadle.store.call_context import passed
 from treadle.upkeep.jobs import Stopped
 
 LARGEST = 2**63 - 1

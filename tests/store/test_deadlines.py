@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 from tests.support import long_transactions, transaction_lifetime
 from treadle import Approximate, AsyncStore, Count, Document, Limits, Store, TimedOut, UsageError
 from treadle.plan.capabilities import Capabilities
-from treadle.store import common, deadline
+from treadle.store import call_context, common
 
 # Far more than any deadline here, and far less than what a call without one would take.
 SOON_SECONDS = 30.0
@@ -249,16 +249,16 @@ def test_a_conflict_at_the_deadline_is_an_error_of_treadle(database: Any, produc
 
 def test_retries_last_until_the_deadline_whatever_the_server_does() -> None:
     with pymongo.timeout(60):
-        assert not deadline.Retries(0).over()
+        assert not call_context.Retries(0).over()
     with pymongo.timeout(0.01):
-        retries = deadline.Retries(60)
+        retries = call_context.Retries(60)
         time.sleep(0.02)
         assert retries.over()
         assert "deadline-passed" == retries.timed_out().code
 
 
 def test_pauses_between_attempts_grow_and_stay_short() -> None:
-    retries = deadline.Retries(60)
+    retries = call_context.Retries(60)
     pauses = [retries.pause(1.0) for _ in range(20)]
     assert sorted(pauses) == pauses
     assert (0.005, 0.05) == (pauses[0], pauses[-1])
@@ -266,21 +266,21 @@ def test_pauses_between_attempts_grow_and_stay_short() -> None:
 
 
 def test_a_pause_of_a_plan_ends_with_the_deadline() -> None:
-    assert 5.0 == deadline.pause(5.0)
+    assert 5.0 == call_context.pause(5.0)
     with pymongo.timeout(1), pytest.raises(TimedOut):
-        deadline.pause(5.0)
+        call_context.pause(5.0)
 
 
 def test_a_deadline_can_be_set_aside_for_what_must_be_done() -> None:
     with pymongo.timeout(0.000_001):
         time.sleep(0.001)
-        assert 0.0 == deadline.remaining()
-        with deadline.instead(5):
-            assert 4 < (deadline.remaining() or 0) <= 5
-        with deadline.instead(None):
-            assert deadline.remaining() is None
-        assert 0.0 == deadline.remaining()
-    assert deadline.remaining() is None
+        assert 0.0 == call_context.remaining()
+        with call_context.instead(5):
+            assert 4 < (call_context.remaining() or 0) <= 5
+        with call_context.instead(None):
+            assert call_context.remaining() is None
+        assert 0.0 == call_context.remaining()
+    assert call_context.remaining() is None
 
 
 def test_the_timer_of_a_counter_has_nobodys_deadline(server: Any, database: Any, product: None) -> None:

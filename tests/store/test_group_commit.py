@@ -1,6 +1,6 @@
 """What calls promise each other that go to the server in groups, for tasks and for threads.
 
-Covers: store/async_batching, store/targets, store/waiting, store/deadline, store/shared_commands
+Covers: store/async_batching, store/targets, store/waiting, store/call_context, store/shared_commands
 Covers: engine/salvage, plan/server_errors
 """
 
@@ -23,13 +23,13 @@ from treadle import DataError
 from treadle.engine.salvage import Contended
 from treadle.plan import Failed
 from treadle.plan.server_errors import OUTCOME_UNKNOWN
-from treadle.store import deadline
+from treadle.store import call_context
 from treadle.store.async_batching import AsyncBatcher
 from treadle.store.blocking.batching import Batcher
 from treadle.store.shared_commands import ALONE
 from treadle.store.targets import split
 
-NEVER = deadline.NEVER
+NEVER = call_context.NEVER
 # How long a test waits for what must happen.
 SECONDS_MAX = 30
 
@@ -102,7 +102,7 @@ class Bench:
 
     async def _perform(self, items: Sequence[int], attempts_max: int | None) -> list[Any]:
         self.groups.append(list(items))
-        self.since.append(deadline.Retries(0)._until)
+        self.since.append(call_context.Retries(0)._until)
         for event in [self.locked[each] for (each,) in map(target_of, items) if each in self.locked]:
             if attempts_max is not None:
                 raise Contended

@@ -24,12 +24,12 @@ from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import log
 from treadle.plan import Failed
 from treadle.plan.server_errors import is_bug
-from treadle.store import counter_exit, deadline
+from treadle.store import counter_exit
 from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
+from treadle.store.call_context import NEVER, holding_async, within
 from treadle.store.counter_buffer import Buffer
-from treadle.store.deadline import holding_async
 from treadle.store.shared_commands import copy_error
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class AsyncCounter:
         self._buffer.reset()
         self._flushing = asyncio.Lock()
         # In order: an event that went past one that is being stored again would make that look moved already.
-        self._batcher = AsyncBatcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=deadline.NEVER)
+        self._batcher = AsyncBatcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=NEVER)
         if True:  # ASYNC
             self._without_timer()
         else:
@@ -133,7 +133,7 @@ class AsyncCounter:
                     self._note(await self._store._perform(self._calls.sample(key, n * every)))
             return
         if self._kind == "durable":
-            with deadline.within(self._store._seconds):
+            with within(self._store._seconds):
                 await self._batcher.submit(sums)
             # In memory they only count towards the next flush.
             sums = {None: sum(max(1, abs(n)) for n in sums.values())}
@@ -175,7 +175,7 @@ class AsyncCounter:
     @asynccontextmanager
     async def _in_turn(self) -> AsyncGenerator[None]:
         """Run the block while no other flush is under way, within the caller's time."""
-        with deadline.within(self._store._seconds):
+        with within(self._store._seconds):
             async with holding_async(self._flushing, "waiting for a flush"):
                 yield
 

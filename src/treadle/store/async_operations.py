@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.graph.calls import moving_of
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
+from treadle.plan import Plan
 from treadle.store import common
 from treadle.store.async_reads import AsyncReads
 from treadle.store.background import LEASE_RENEWALS, repeating_async
@@ -81,9 +85,7 @@ class AsyncOperations(AsyncReads):
             )
         async with self._recorded("repair", models, throttle, progress) as job:
             work = upkeep.rebuild.repair(self.graph, server, entries, job, only)
-            repaired = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
-        await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
-        return repaired
+            return await self._settle(entries, work)
 
     async def rebuild(
         self,
@@ -100,10 +102,7 @@ class AsyncOperations(AsyncReads):
         entries = self.graph.chosen(models)
         server = await self._capabilities()
         async with self._recorded("rebuild", models, throttle, progress, resume=resume) as job:
-            work = upkeep.rebuild.rebuild(self.graph, server, entries, job)
-            rebuilt = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
-        await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
-        return rebuilt
+            return await self._settle(entries, upkeep.rebuild.rebuild(self.graph, server, entries, job))
 
     async def archive(
         self,
@@ -149,6 +148,39 @@ class AsyncOperations(AsyncReads):
             return await self.runner.run(
                 upkeep.status.status(self.graph, await self._capabilities()), session
             )
+
+    # -- versions -----------------------------------------------------------------------
+
+    async def migrate(
+        self,
+        model: type[Document],
+        to: int | None = None,
+        dry_run: bool = False,
+        batch: int | None = None,
+        throttle: upkeep.jobs.Throttle = None,
+        retry: bool = False,
+        stop: Callable[[], bool] | None = None,
+        progress: Report | None = None,
+    ) -> upkeep.migrations.run.Migrated:
+        """Convert all documents of a model to a version, up or down, while readers and writers continue."""
+        batch = self.graph.limits.migration_batch if batch is None else batch
+        entry = self.graph.entry(model)
+        server = await self._capabilities()
+        options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
+        perform = partial(upkeep.migrations.perform.perform, self.graph, server, entry, to, dry_run)
+        if dry_run:
+            return await self.runner.run(perform(options))
+        async with self._recorded("migrate", [model], throttle, progress) as job:
+            options = replace(options, owner=job.owner, throttle=throttle, report=job)
+            return await self.runner.run(perform(options))
+
+    async def migration_status(self, model: type[Document]) -> dict[int, int]:
+        """Return the number of documents of each version."""
+        return await self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
+
+    async def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
+        """Return the documents that could not be migrated, and why."""
+        return await self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
     # -- rules that are paused -------------------------------------------------------------
 
@@ -215,6 +247,13 @@ class AsyncOperations(AsyncReads):
             report=progress,
             every_page=every_page,
         )
+
+    async def _settle(self, entries: Sequence[ModelEntry], work: Plan[int]) -> int:
+        """Perform a repair or rebuild. Returns its result; what it has settled is reported no more."""
+        server = await self._capabilities()
+        done = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+        await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
+        return done
 
     @asynccontextmanager
     async def _recorded(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from pymongo.asynchronous.client_session import AsyncClientSession
+from typing_extensions import TypeVar
 
 from treadle.errors import DataError, NotFound, UsageError
 from treadle.graph.calls import past_of, relating_of
 from treadle.graph.card import card_of
 from treadle.graph.layout import PageReader
-from treadle.graph.outcomes import Page, State
+from treadle.graph.outcomes import Page, State, Summary
 from treadle.graph.query import Query
 from treadle.model.document import Document
 from treadle.plan import Raw
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from treadle.patterns.history.handle import HistoryHandle
 
 D = TypeVar("D", bound=Document)
-C = TypeVar("C", bound=BaseModel)
+# What documents are read as by `into=`: by default their own model, or the dicts of a pipeline.
+C = TypeVar("C", bound=BaseModel, default=D)
+A = TypeVar("A", bound=BaseModel | Raw, default=Raw)
 R = TypeVar("R")
 Session = AsyncClientSession | None
 
@@ -48,15 +51,9 @@ class AsyncReads(AsyncWriter):
 
     # -- one ----------------------------------------------------------------------
 
-    @overload
     async def get(
-        self, model: type[D], id: Any, session: Session = None, *, into: None = None
-    ) -> D | None: ...
-    @overload
-    async def get(
-        self, model: type[Document], id: Any, session: Session = None, *, into: type[C]
-    ) -> C | None: ...
-    async def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
+        self, model: type[D], id: Any, session: Session = None, *, into: type[C] | None = None
+    ) -> C | None:
         """The document with this id, or None."""
         calls, card = self._calls(model), None if into is None else self._card(model, into)
         if card is None and self._may_share(session):
@@ -64,29 +61,21 @@ class AsyncReads(AsyncWriter):
             if command is not None:
                 raw = await self.runner.share(command)
                 return None if raw is None else calls.entry.codec.load(raw)
-        return await self._read(calls.get(id, card), session)
+        document: C | None = await self._read(calls.get(id, card), session)
+        return document
 
-    @overload
     async def require(
-        self, model: type[D], id_or_filter: Any, session: Session = None, *, into: None = None
-    ) -> D: ...
-    @overload
-    async def require(
-        self, model: type[Document], id_or_filter: Any, session: Session = None, *, into: type[C]
-    ) -> C: ...
-    async def require(
-        self, model: type[Document], id_or_filter: Any, session: Session = None, *, into: Any = None
-    ) -> Any:
+        self, model: type[D], id_or_filter: Any, session: Session = None, *, into: type[C] | None = None
+    ) -> C:
         """The document with this id, or the first that matches; raises `NotFound` where there is none."""
         calls, card = self._calls(model), self._card(model, into)
         by_filter = isinstance(id_or_filter, Mapping)
         plan = calls.first(id_or_filter, None, card) if by_filter else calls.get(id_or_filter, card)
-        document = await self._read(plan, session)
+        document: C | None = await self._read(plan, session)
         if document is None:
             raise NotFound(model.__name__, None if by_filter else id_or_filter)
         return document
 
-    @overload
     async def find_one(
         self,
         model: type[D],
@@ -94,48 +83,22 @@ class AsyncReads(AsyncWriter):
         sort: Sort | None = None,
         session: Session = None,
         *,
-        into: None = None,
-    ) -> D | None: ...
-    @overload
-    async def find_one(
-        self,
-        model: type[Document],
-        filter: Any = None,
-        sort: Sort | None = None,
-        session: Session = None,
-        *,
-        into: type[C],
-    ) -> C | None: ...
-    async def find_one(
-        self,
-        model: type[Document],
-        filter: Any = None,
-        sort: Sort | None = None,
-        session: Session = None,
-        *,
-        into: Any = None,
-    ) -> Any:
+        into: type[C] | None = None,
+    ) -> C | None:
         """The first matching document, or None."""
-        return await self._read(self._calls(model).first(filter, sort, self._card(model, into)), session)
+        plan = self._calls(model).first(filter, sort, self._card(model, into))
+        document: C | None = await self._read(plan, session)
+        return document
 
     # -- several ------------------------------------------------------------------
 
-    @overload
     async def get_many(
-        self, model: type[D], ids: Iterable[Any], session: Session = None, *, into: None = None
-    ) -> list[D | None]: ...
-    @overload
-    async def get_many(
-        self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: type[C]
-    ) -> list[C | None]: ...
-    async def get_many(
-        self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: Any = None
-    ) -> Any:
+        self, model: type[D], ids: Iterable[Any], session: Session = None, *, into: type[C] | None = None
+    ) -> list[C | None]:
         """The documents with these ids, in their order; None where there is none."""
         calls, listed = self._calls(model), common.listed_ids(model, ids)
         return await self._read(calls.many(listed, self._card(model, into)), session)
 
-    @overload
     def find(
         self,
         model: type[D],
@@ -145,40 +108,11 @@ class AsyncReads(AsyncWriter):
         limit: int | None = None,
         session: Session = None,
         *,
-        into: None = None,
+        into: type[C] | None = None,
         deleted: bool = False,
         archived: bool = False,
         invalid: Invalid = "raise",
-    ) -> AsyncResults[D]: ...
-    @overload
-    def find(
-        self,
-        model: type[Document],
-        filter: Any = None,
-        sort: Sort | None = None,
-        skip: int = 0,
-        limit: int | None = None,
-        session: Session = None,
-        *,
-        into: type[C],
-        deleted: bool = False,
-        archived: bool = False,
-        invalid: Invalid = "raise",
-    ) -> AsyncResults[C]: ...
-    def find(
-        self,
-        model: type[Document],
-        filter: Any = None,
-        sort: Sort | None = None,
-        skip: int = 0,
-        limit: int | None = None,
-        session: Session = None,
-        *,
-        into: Any = None,
-        deleted: bool = False,
-        archived: bool = False,
-        invalid: Invalid = "raise",
-    ) -> AsyncResults[Any]:
+    ) -> AsyncResults[C]:
         """The matching documents, streamed, never all in memory at once; or the `deleted` ones alone.
 
         With `archived`, those of the model's archive as well, merged in the order of the sort.
@@ -199,7 +133,6 @@ class AsyncReads(AsyncWriter):
             return AsyncResults(read_both(both, self, self._within(session)), errors)
         return self._results(self._calls(model).reader(query), session, errors)
 
-    @overload
     def search(
         self,
         model: type[D],
@@ -208,33 +141,11 @@ class AsyncReads(AsyncWriter):
         limit: int | None = None,
         session: Session = None,
         *,
-        into: None = None,
-    ) -> AsyncResults[D]: ...
-    @overload
-    def search(
-        self,
-        model: type[Document],
-        text: str,
-        filter: Any = None,
-        limit: int | None = None,
-        session: Session = None,
-        *,
-        into: type[C],
-    ) -> AsyncResults[C]: ...
-    def search(
-        self,
-        model: type[Document],
-        text: str,
-        filter: Any = None,
-        limit: int | None = None,
-        session: Session = None,
-        *,
-        into: Any = None,
-    ) -> AsyncResults[Any]:
+        into: type[C] | None = None,
+    ) -> AsyncResults[C]:
         """The documents that hold these words, the best match first; words only, no operators."""
         return self._results(self._calls(model).search(text, filter, limit, self._card(model, into)), session)
 
-    @overload
     async def page(
         self,
         model: type[D],
@@ -244,34 +155,31 @@ class AsyncReads(AsyncWriter):
         after: str | None = None,
         session: Session = None,
         *,
-        into: None = None,
-    ) -> Page[D]: ...
-    @overload
-    async def page(
-        self,
-        model: type[Document],
-        filter: Any = None,
-        sort: Sort | None = None,
-        size: int = 20,
-        after: str | None = None,
-        session: Session = None,
-        *,
-        into: type[C],
-    ) -> Page[C]: ...
-    async def page(
-        self,
-        model: type[Document],
-        filter: Any = None,
-        sort: Sort | None = None,
-        size: int = 20,
-        after: str | None = None,
-        session: Session = None,
-        *,
-        into: Any = None,
-    ) -> Page[Any]:
+        into: type[C] | None = None,
+    ) -> Page[C]:
         """The documents after a place in the order of the sort; `next` is the place for the next call."""
         card = self._card(model, into)
         return await self._read(self._calls(model).page(filter, sort, size, after, card), session)
+
+    # -- readings ---------------------------------------------------------------------
+
+    async def summary(
+        self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
+    ) -> list[Summary]:
+        """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
+        return await self._read(self._calls(model).summary(key, start, end), session)
+
+    async def readings(
+        self,
+        model: type[Document],
+        key: Any,
+        start: Any = None,
+        end: Any = None,
+        fields: Sequence[str] | None = None,
+        session: Session = None,
+    ) -> list[tuple[Any, ...]]:
+        """A series from `start` to before `end` as tuples, time first; much quicker than models."""
+        return await self._read(self._calls(model).tuples(key, start, end, fields), session)
 
     # -- facts about documents ------------------------------------------------------
 
@@ -289,22 +197,14 @@ class AsyncReads(AsyncWriter):
         """The different values of a field, which is named in Python, of the documents that match."""
         return await self._read(self._calls(model).distinct(field, filter), session)
 
-    @overload
     def aggregate(
         self,
         model: type[Document],
         pipeline: Sequence[Any],
         session: Session = None,
         *,
-        into: None = None,
-    ) -> AsyncResults[Raw]: ...
-    @overload
-    def aggregate(
-        self, model: type[Document], pipeline: Sequence[Any], session: Session = None, *, into: type[C]
-    ) -> AsyncResults[C]: ...
-    def aggregate(
-        self, model: type[Document], pipeline: Sequence[Any], session: Session = None, *, into: Any = None
-    ) -> AsyncResults[Any]:
+        into: type[A] | None = None,
+    ) -> AsyncResults[A]:
         """What a pipeline makes of the documents, streamed: dicts of Python values, or models."""
         return self._results(self._calls(model).aggregate(pipeline, into), session)
 

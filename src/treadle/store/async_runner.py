@@ -1,4 +1,10 @@
-"""The runner of the asyncio shell: it performs the commands of plans and knows no pattern."""
+"""The runner of the asyncio shell: it performs the commands of plans and knows no pattern.
+
+Transactions are run again after a transient failure, until the caller's deadline or for as long as the server
+may hold the locks of a client that was killed; then the caller gets `TimedOut`. The driver's own loop ends
+after two minutes whatever the client's options say, and waits for a server before it aborts a failed
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +22,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
     ConnectionFailure,
+    ExecutionTimeout,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
@@ -49,19 +56,27 @@ from treadle.plan.decoding import (
     decode_documents,
     unreadable_result,
 )
-from treadle.plan.server_errors import is_passing
-from treadle.store import caller_transactions, common, deadline
+from treadle.plan.server_errors import (
+    OUTCOME_UNKNOWN,
+    is_outcome_unknown,
+    is_passing,
+    is_transient,
+    lacks_sessions,
+    surely_not_committed,
+)
+from treadle.store import call_context, common
 from treadle.store.async_batching import AsyncBatcher
-from treadle.store.async_transactions import ABORT_SECONDS, in_transaction
-from treadle.store.caller_transactions import Transactions
-from treadle.store.deadline import Retries, TimedOut
+from treadle.store.call_context import Retries, TimedOut, Transactions
 from treadle.store.shared_commands import Shareable, lane_of, perform_together
 
-# How long its caller waits, if there is time, where that was not heard.
+# How long the abort of a failed transaction may take.
+ABORT_SECONDS = 0.5
+# How long its caller waits, if there is time, where the server may not have received that.
 DISCARD_SECONDS = 3.0
 
 R = TypeVar("R")
 Session = AsyncClientSession | None
+# Sessions of transactions that were given up, of which the latest are remembered.
 ABANDONED_MAX = 1_000
 # Groups of reads or of inserts by id that are under way at once, each full but the first.
 COMMAND_GROUPS_MAX = 4
@@ -102,7 +117,7 @@ class AsyncRunner:
         # What callers' transactions have changed, and which of them are over before their block is.
         self.transactions = Transactions()
         self._collections: dict[str, AsyncCollection[Raw]] = {}
-        self._decisive: dict[str, AsyncCollection[Raw]] = {}
+        self._own_collections: dict[str, AsyncCollection[Raw]] = {}
         # Whether commands go together; linearizable reads are those of one document.
         self.shares = (
             self._shards is None
@@ -112,17 +127,12 @@ class AsyncRunner:
         # The commands that share round trips: by collection, and by kind of command.
         self._lanes: dict[tuple[str, str], AsyncBatcher] = {}
 
-    def collection(self, name: str) -> AsyncCollection[Raw]:
-        """The collection as the caller's own reads see it."""
-        collection = self._collections.get(name)
+    def collection(self, name: str, *, own: bool = False) -> AsyncCollection[Raw]:
+        """The collection as the caller's own reads see it, or with `own` as Treadle's own decide."""
+        collections = self._own_collections if own else self._collections
+        collection = collections.get(name)
         if collection is None:
-            collection = self._collections[name] = self.database[name]
-        return collection
-
-    def _own(self, name: str) -> AsyncCollection[Raw]:
-        collection = self._decisive.get(name)
-        if collection is None:
-            collection = self._decisive[name] = self._primary[name]
+            collection = collections[name] = (self._primary if own else self.database)[name]
         return collection
 
     def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> Awaitable[R]:
@@ -151,13 +161,11 @@ class AsyncRunner:
                         session is None
                         and self.shares
                         and _is_shared(command, answers)
-                        and not caller_transactions.has_driver_session()
+                        and not call_context.has_driver_session()
                     ):
                         result = await self.share(command)
-                    elif answers:
-                        result = await self._answer(command, session)
                     else:
-                        result = await self._perform(command, session)
+                        result = await self._perform(command, session, answers)
                 except Exception as error:
                     # Any error is thrown into the plan, which may answer it.
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
@@ -175,61 +183,14 @@ class AsyncRunner:
         finally:
             plan.close()
 
-    async def _answer(self, command: Command, session: Session) -> Any:
-        """Perform a command for the caller, who chose where to read."""
-        if type(command) is Call and not command.writes:
-            return await self._call(command, session, self.collection(command.collection))
-        if type(command) is Read:
-            return await self._listed(command, session)
-        return await self._perform(command, session)
-
-    async def _call(self, command: Call, session: Session, collection: AsyncCollection[Raw]) -> Any:
-        try:
-            return await getattr(collection, command.method)(
-                *command.arguments, session=session, **command.options
-            )
-        except InvalidBSON as error:
-            return await self._reread(command, session, collection, error)
-
-    def share(self, command: Shareable) -> Awaitable[Any]:
-        """Return the result of a command that may share a round trip; its caller has no session."""
-        batcher = self._lanes.get((command.collection, command.method))
-        return (batcher or self._lane(command)).submit(command)
-
-    def _lane(self, command: Shareable) -> AsyncBatcher:
-        """Return the queue of the commands that may share a round trip with this one."""
-        lane = lane_of(command)
-        reads, limits = lane[1] == "find", self._limits
-
-        async def perform(commands: Sequence[Shareable], _: int | None) -> list[Any]:
-            if len(commands) == 1:
-                return [await self._by_itself(commands[0])]
-            return await self.run(perform_together(commands), answers=reads)
-
-        batcher = AsyncBatcher(
-            perform,
-            size_max=limits.together_max,
-            wait_seconds=limits.together_wait_seconds,
-            groups_max=COMMAND_GROUPS_MAX,
-            reads=reads,
-        )
-        batcher = self._lanes.setdefault(lane, batcher)
-        return self._lanes.setdefault((command.collection, command.method), batcher)
-
-    async def _by_itself(self, command: Shareable) -> Any:
-        if type(command) is Read:
-            return await self._listed(command, None)
-        assert type(command) is Call
-        own = self._own if command.writes else self.collection
-        return await self._call(command, None, own(command.collection))
-
-    async def _perform(self, command: Command, session: Session) -> Any:
+    async def _perform(self, command: Command, session: Session, answers: bool = False) -> Any:
+        """Perform a command. Reads that answer the caller are sent where the caller chose to read."""
         if type(command) is Call:
             if session is not None and command.writes:
                 self.transactions.note(session, command)
-            return await self._call(command, session, self._own(command.collection))
+            return await self._call(command, session, own=command.writes or not answers)
         if type(command) is Read:
-            return await self._listed(command, session, own=True)
+            return await self._listed(command, session, own=not answers)
         if type(command) is Transact:
             return await self.transact(command.make, session)
         if type(command) is Share and self._share is not None:
@@ -243,8 +204,47 @@ class AsyncRunner:
         if type(command) is IsInside:
             return session is not None and session.in_transaction
         if type(command) is Wait:
-            return await asyncio.sleep(deadline.pause(command.seconds))
+            return await asyncio.sleep(call_context.pause(command.seconds))
         raise TypeError(f"{command!r} is not a command that this runner knows")
+
+    async def _call(self, command: Call, session: Session, *, own: bool) -> Any:
+        collection = self.collection(command.collection, own=own)
+        method = getattr(collection, command.method)
+        try:
+            return await method(*command.arguments, session=session, **command.options)
+        except InvalidBSON as error:
+            if command.method != "find_one":
+                raise unreadable_result(command, error) from error
+            # Read again to name the document that cannot be decoded.
+            raws = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
+            raw = await raws.find_one(*command.arguments, session=session, **command.options)
+            found = [] if raw is None else [raw]
+            return next(iter(decode_documents(command.collection, found, CODEC_OPTIONS)), None)
+
+    def share(self, command: Shareable) -> Awaitable[Any]:
+        """Return the result of a command that may share a round trip; its caller has no session."""
+        batcher = self._lanes.get((command.collection, command.method))
+        return (batcher or self._lane(command)).submit(command)
+
+    def _lane(self, command: Shareable) -> AsyncBatcher:
+        """Return the queue of the commands that may share a round trip with this one."""
+        lane = lane_of(command)
+        reads, limits = lane[1] == "find", self._limits
+
+        async def perform(commands: Sequence[Shareable], _: int | None) -> list[Any]:
+            if len(commands) == 1:
+                return [await self._perform(commands[0], None, answers=True)]
+            return await self.run(perform_together(commands), answers=reads)
+
+        batcher = AsyncBatcher(
+            perform,
+            size_max=limits.together_max,
+            wait_seconds=limits.together_wait_seconds,
+            groups_max=COMMAND_GROUPS_MAX,
+            reads=reads,
+        )
+        batcher = self._lanes.setdefault(lane, batcher)
+        return self._lanes.setdefault((command.collection, command.method), batcher)
 
     async def _command(self, command: DatabaseCommand, session: Session) -> Any:
         """The reply to a command of the database; the driver itself repeats none of them."""
@@ -263,18 +263,6 @@ class AsyncRunner:
                     raise
             await asyncio.sleep(retries.pause(random.random()))
 
-    async def _reread(
-        self, command: Call, session: Session, collection: Any, error: InvalidBSON
-    ) -> Raw | None:
-        """Name the document that cannot be decoded."""
-        if command.method != "find_one":
-            raise unreadable_result(command, error) from error
-        raws = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
-        raw = await raws.find_one(*command.arguments, session=session, **command.options)
-        return next(
-            iter(decode_documents(command.collection, [] if raw is None else [raw], CODEC_OPTIONS)), None
-        )
-
     async def _listed(self, command: Read, session: Session, *, own: bool = False) -> list[Raw]:
         """Return all documents of a read; decoded one by one where the driver cannot decode them together."""
         try:
@@ -283,31 +271,27 @@ class AsyncRunner:
             raws = await (await self.opened(command, session, own=own, raw=True)).to_list()
             return decode_documents(command.collection, raws, codec_options(command))
 
-    def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
-        """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
-        collection = (self._own if own else self.collection)(command.collection)
+    async def aimed(self, command: Read, session: Session) -> Read:
+        """The command of a cursor that streams; with the shard key where there is one."""
+        if self._shards is None:
+            return command
+        return await self.run(self._shards.aimed(command), session, answers=True)
+
+    async def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
+        """The cursor of a read, the caller's unless it is Treadle's own; its documents as bytes if `raw`."""
+        collection = self.collection(command.collection, own=own)
         if raw:
             collection = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
         elif command.naive:
             collection = collection.with_options(codec_options=NAIVE_CODEC_OPTIONS)
-        method = getattr(collection, command.method)
-        return method(*command.arguments, session=session, **command.options)
-
-    async def aimed(self, command: Read, session: Session) -> Read:
-        """The command of a cursor that streams; with the shard key where there is one."""
-        return (
-            command
-            if self._shards is None
-            else await self.run(self._shards.aimed(command), session, answers=True)
+        cursor: Any = getattr(collection, command.method)(
+            *command.arguments, session=session, **command.options
         )
-
-    async def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
-        """The cursor of any read; its documents as bytes if `raw`."""
         if True:  # ASYNC
             if command.method != "find":
                 # Only find() gives its cursor without a round trip.
-                return await self.open(command, session, own=own, raw=raw)
-        return self.open(command, session, own=own, raw=raw)
+                cursor = await cursor
+        return cursor
 
     async def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
         """Run the plan that `make` makes in a transaction, or in the one under way."""
@@ -330,7 +314,7 @@ class AsyncRunner:
             return await work(current)
 
         try:
-            return await in_transaction(session, attempt, self.lock_seconds)
+            return await _run_again(session, attempt, self.lock_seconds)
         except BaseException as error:
             await self.discard_session(session, error)
             raise
@@ -348,16 +332,16 @@ class AsyncRunner:
         self._abandoned.append(session.session_id)
         # The driver would lend it to other writes, and these would be interrupted when it is ended.
         session._server_session.mark_dirty()
-        waits = deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
+        waits = call_context.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
         if waits or cut_off:
             # The driver needs half a second to find a server again whose connection was lost.
-            with deadline.instead(DISCARD_SECONDS):
+            with call_context.instead(DISCARD_SECONDS):
                 await self._end_abandoned()
 
     async def end_refused(self, session: AsyncClientSession) -> None:
         """Abort a transaction of the caller of which a call was refused half way."""
         self.transactions.end(session)
-        with contextlib.suppress(PyMongoError), deadline.instead(ABORT_SECONDS):
+        with contextlib.suppress(PyMongoError), call_context.instead(ABORT_SECONDS):
             # By the server, as after an error of its own: the driver behaves as if it were open.
             await self.database.client.admin.command("abortTransaction", session=session)
 
@@ -377,3 +361,78 @@ class AsyncRunner:
             if not over:
                 # Out of time or cancelled, too: other writers may wait for them.
                 self._abandoned.extend(abandoned)
+
+
+async def _run_again(
+    session: AsyncClientSession, work: Callable[[AsyncClientSession], Awaitable[R]], lock_seconds: float
+) -> R:
+    """Run `work` and commit. Returns what it returns; raises `TimedOut` where conflicts do not end."""
+    retries = Retries(lock_seconds)
+    while True:
+        await session.start_transaction(**common.TRANSACTION_OPTIONS)
+        try:
+            result = await work(session)
+            # One that is over already was ended by the work itself.
+            if session.in_transaction:
+                await commit(session, retries)
+            return result
+        except BaseException as error:
+            await abort(session, error)
+            may_run_again = _may_run_again(error)
+            if retries.over() and (may_run_again or (retries.has_deadline and _ran_out_of_time(error))):
+                raise retries.timed_out() from error
+            if not may_run_again:
+                raise
+        await asyncio.sleep(retries.pause(random.random()))
+
+
+async def commit(session: AsyncClientSession, retries: Retries) -> None:
+    """Commit, and again while the outcome is unknown. Raises the first error of these, which says so."""
+    lost: PyMongoError | None = None
+    while True:
+        try:
+            return await session.commit_transaction()
+        except PyMongoError as error:
+            if is_transient(error) and not is_outcome_unknown(error):
+                # The server says that it never was, and never will be.
+                raise
+            unknown = is_outcome_unknown(error)
+            if lost is None and not unknown and session._transaction.attempt > 1:
+                # The driver has sent it twice by itself, and tells of the second time alone.
+                error._add_error_label(OUTCOME_UNKNOWN)
+                unknown = True
+            if lost is None and not unknown:
+                raise
+            # A later one may say for certain that nothing was committed, and means its own attempt.
+            lost = lost or error
+            out_of_time = isinstance(error, (ServerSelectionTimeoutError, ExecutionTimeout))
+            if out_of_time or retries.over() or not (unknown or lacks_sessions(error)):
+                raise lost from None
+        await asyncio.sleep(retries.pause(random.random()))
+
+
+async def abort(session: AsyncClientSession, error: BaseException | None = None) -> None:
+    """Abort a transaction, so that it releases its documents, even after its caller's call_context."""
+    if not session.in_transaction:
+        return
+    # Where no server was found to run it on, none is found to abort it on.
+    unreachable = isinstance(error, ServerSelectionTimeoutError)
+    with (
+        contextlib.suppress(PyMongoError),
+        call_context.instead(call_context.AT_ONCE_SECONDS if unreachable else ABORT_SECONDS),
+    ):
+        await session.abort_transaction()
+
+
+def _may_run_again(error: BaseException) -> bool:
+    # The client's options say how long to wait for a server, and that time has passed.
+    if isinstance(error, ServerSelectionTimeoutError):
+        return False
+    return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))
+
+
+def _ran_out_of_time(error: BaseException) -> bool:
+    """Whether the driver ended a command because of a deadline, and nothing was committed."""
+    if not isinstance(error, PyMongoError) or isinstance(error, TimedOut):
+        return False
+    return error.timeout and surely_not_committed(error)

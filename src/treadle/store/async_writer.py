@@ -1,4 +1,4 @@
-"""The part of the asyncio shell that commits, and learns what the server can do."""
+"""The part of the asyncio shell that writes documents, and learns what the server can do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle import upkeep
+from treadle.engine.bulk import BulkWrite
 from treadle.engine.document_layout import layout_of
 from treadle.engine.indexes import check_sharded
 from treadle.engine.lease import release_all
@@ -22,12 +24,14 @@ from treadle.errors import TreadleError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
+from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
 from treadle.graph.versions import WriteVersions
 from treadle.graph.write import Write
 from treadle.model.document import Document
 from treadle.plan import Call, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
-from treadle.store import caller_transactions, common, deadline
+from treadle.query.filters import Sort
+from treadle.store import call_context, common
 from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_runner import AsyncRunner
 
@@ -76,6 +80,109 @@ class AsyncWriter:
             targets=attrgetter("targets"),
         )
 
+    # -- the calls that write ------------------------------------------------------------
+
+    async def insert(self, document: D, session: Session = None) -> D:
+        """Store a new document; what is returned is what is stored, maintained fields included."""
+        calls = self._calls_of(document)
+        if self._is_steady and self._may_share(session):
+            plain = calls.plain_insert(document)
+            if plain is not None:
+                await self._share_insert(calls, plain.command)
+                stored: D = plain.stored
+                return stored
+        return await self._write(calls.insert(document), session)
+
+    async def insert_many(
+        self, documents: Iterable[D], session: Session = None, *, ordered: bool = True
+    ) -> list[D]:
+        """Store new documents of one model, or of several kinds of one collection.
+
+        All or none, up to the size of one commit. With `ordered=False` the
+        others are stored where some are refused, and `BulkFailed` lists these.
+        """
+        model, listed = common.one_model(self.graph, documents)
+        if model is None:
+            return []
+        return await self._write(self._calls(model).insert_many(listed, ordered), session)
+
+    async def update(
+        self,
+        model: type[D],
+        id_or_filter: Any,
+        update: Any,
+        session: Session = None,
+        *,
+        sort: Sort | None = None,
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
+    ) -> D | None:
+        """Update one document with MongoDB's operators; the document after, or before, or None."""
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
+        return await self._write(plan, session)
+
+    async def update_many(
+        self, model: type[Document], filter: Any, update: Any, session: Session = None
+    ) -> int:
+        """Update all matching documents. Returns the number that matched."""
+        return await self._write(self._calls(model).update_all(filter, update), session)
+
+    async def upsert(
+        self, model: type[D], filter: Any, update: Any, insert: D, session: Session = None
+    ) -> Upserted[D]:
+        """Update the document that matches, or store `insert` as it is where there is none."""
+        return await self._write(self._calls(model).upsert(filter, update, insert), session)
+
+    async def replace(self, document: D, session: Session = None) -> D:
+        """Write a whole document over the stored one; raises if that is gone."""
+        return await self._write(self._calls_of(document).replace(document), session)
+
+    async def change(self, document: D, /, session: Session = None, **fields: Any) -> D:
+        """Write these fields of a document, by their Python names, and no others; the document after."""
+        return await self._write(self._calls_of(document).change(document, fields), session)
+
+    async def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
+        """Write a document over one that is stored as another kind, if it is of the kind `was`."""
+        return await self._write(self._calls_of(document).change_kind(document, was), session)
+
+    async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
+        """Delete one document. Returns it, or None."""
+        return await self._write(self._calls(model).delete(id_or_filter), session)
+
+    async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
+        """Delete all matching documents. Returns the number deleted."""
+        return await self._write(self._calls(model).delete_all(filter), session)
+
+    async def restore(self, model: type[D], id: Any, session: Session = None) -> D | None:
+        """Restore a document that was archived or soft-deleted. Returns it, or None."""
+        return await self._write(self._calls(model).restore(id), session)
+
+    async def purge(
+        self, model: type[Document], before: datetime | None = None, session: Session = None
+    ) -> int:
+        """Remove soft-deleted documents for good, or those deleted before a moment. Returns their number."""
+        return await self._write(self._calls(model).purge(before), session)
+
+    async def bulk(
+        self, operations: Iterable[Operation], session: Session = None, *, ordered: bool = True
+    ) -> Bulk:
+        """Writes of several models, many in one commit, which updates each target once.
+
+        An ordered bulk ends at the first chunk of which an operation is
+        refused. Any other continues, and `BulkFailed` lists the refused ones.
+        """
+        return await self._write(
+            BulkWrite(self.write_path, self._named, operations, ordered).perform(), session
+        )
+
+    def _named(self, operation: Any) -> Layout[Any]:
+        """Return the layout of the model that an operation names."""
+        if isinstance(operation, Insert | Replace):
+            return self._calls_of(operation.document)
+        return self._calls(operation.model)
+
+    # -- how a call is performed ---------------------------------------------------------
+
     def _calls(self, model: type[D]) -> Layout[D]:
         """Return the layout of a model, which answers its calls."""
         layout = self._layouts.get(model) if isinstance(model, type) else None
@@ -92,14 +199,14 @@ class AsyncWriter:
     def _within(self, session: Session) -> Session:
         """Return the session of a call: the caller's, or that of the transaction block around it."""
         if session is not None:
-            caller_transactions.refuse_other(self, session)
+            call_context.refuse_other(self, session)
             return session
-        inherited: Session = caller_transactions.current(self)
+        inherited: Session = call_context.current(self)
         return inherited
 
     async def _write(self, plan: Plan[R], session: Session = None) -> R:
         """Perform a plan that writes, inside the caller's transaction if one is open."""
-        with deadline.within(self._seconds):
+        with call_context.within(self._seconds):
             if not self._is_steady:
                 await self._look()
             within = self._within(session)
@@ -123,14 +230,14 @@ class AsyncWriter:
 
     async def _read(self, plan: Plan[R], session: Session = None) -> R:
         """Perform a plan that reads as the caller chose to read."""
-        with deadline.within(self._seconds):
+        with call_context.within(self._seconds):
             if not self._greeted:
                 await self._greet()
             return await self.runner.call(plan, self._within(session), answers=True)
 
     async def _perform(self, plan: Plan[R], *, answers: bool = False) -> R:
         """Perform a plan within the caller's time, and outside of its transaction."""
-        with deadline.within(self._seconds):
+        with call_context.within(self._seconds):
             return await self.runner.call(plan, answers=answers)
 
     async def _share_insert(self, calls: Layout[Any], command: Call) -> None:
@@ -151,7 +258,7 @@ class AsyncWriter:
             and self._seconds is None
             and self._greeted
             and self.runner.shares
-            and caller_transactions.is_outside()
+            and call_context.is_outside()
         )
 
     @property
@@ -181,6 +288,8 @@ class AsyncWriter:
                 with contextlib.suppress(PyMongoError):
                     await self.runner.run(release_all(owner))
                 raise
+
+    # -- the server ----------------------------------------------------------------------
 
     async def _capabilities(self) -> Capabilities:
         """Return what the server can do; the first call also recovers what a crash left."""

@@ -379,11 +379,11 @@ def test_a_throttled_run_waits_between_batches(database):
     waits: list[float] = []
     perform = store.runner._perform
 
-    def noting(command: Any, session: Any) -> Any:
+    def noting(command: Any, *rest: Any) -> Any:
         if type(command) is Wait:
             waits.append(command.seconds)
             return None
-        return perform(command, session)
+        return perform(command, *rest)
 
     store.runner._perform = noting  # type: ignore[method-assign]
     store.migrate(User, batch=2, throttle=4)

@@ -31,8 +31,8 @@ from pymongo.errors import ConnectionFailure, PyMongoError
 from treadle.engine.salvage import Contended
 from treadle.plan import Failed
 from treadle.plan.server_errors import surely_not_committed
-from treadle.store import common, deadline
-from treadle.store.deadline import NEVER
+from treadle.store import call_context, common
+from treadle.store.call_context import NEVER
 from treadle.store.shared_commands import ALONE
 from treadle.store.targets import Targets, split
 from treadle.store.waiting import Waiting as Future
@@ -125,7 +125,7 @@ class Batcher:
 
     def _enqueue(self, item: Any) -> _Call:
         call = _Call()
-        call.item, call.since, call.until, call.group = item, monotonic(), deadline.moment(), None
+        call.item, call.since, call.until, call.group = item, monotonic(), call_context.moment(), None
         self._queue.append(call)
         return call
 
@@ -157,16 +157,16 @@ class Batcher:
         if error is not None:
             raise error
 
-    def _too_late(self, call: _Call) -> deadline.TimedOut | None:
+    def _too_late(self, call: _Call) -> call_context.TimedOut | None:
         """Return the error of a call whose deadline has passed.
 
         None where it is under way by itself: then it has that deadline too, and its outcome will be known.
         """
         if self._reads:
-            return deadline.passed("reading together with others")
+            return call_context.passed("reading together with others")
         if call.group is None:
-            return deadline.passed("queued behind other writes")
-        return None if call.group.is_alone else deadline.unknown()
+            return call_context.passed("queued behind other writes")
+        return None if call.group.is_alone else call_context.unknown()
 
     def _look(self) -> None:
         """Let the queue go past the groups under way, if a call has waited for long enough."""
@@ -253,7 +253,7 @@ class Batcher:
             if monotonic() < self._contended_until and not group.is_alone and not group.is_part:
                 self._divide(group)
             else:
-                with deadline.instead_until(group.until), deadline.retrying_since(group.since):
+                with call_context.instead_until(group.until), call_context.retrying_since(group.since):
                     attempts_max = None if group.is_alone else group.attempts_max
                     outcomes = self._perform(group.items, attempts_max)
                 self._settle(group, outcomes)

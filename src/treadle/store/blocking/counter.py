@@ -25,12 +25,12 @@ from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import log
 from treadle.plan import Failed
 from treadle.plan.server_errors import is_bug
-from treadle.store import counter_exit, deadline
+from treadle.store import counter_exit
 from treadle.store.background import start_timer
 from treadle.store.blocking.batching import Batcher
 from treadle.store.blocking.writer import Writer
+from treadle.store.call_context import NEVER, holding, within
 from treadle.store.counter_buffer import Buffer
-from treadle.store.deadline import holding
 from treadle.store.shared_commands import copy_error
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Counter:
         self._buffer.reset()
         self._flushing = threading.RLock()
         # In order: an event that went past one that is being stored again would make that look moved already.
-        self._batcher = Batcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=deadline.NEVER)
+        self._batcher = Batcher(self._record, size_max=COUNTER_COMBINED_MAX, wait_seconds=NEVER)
         self._stop = start_timer(weakref.ref(self), self._seconds)
 
     # -- adding ------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Counter:
                     self._note(self._store._perform(self._calls.sample(key, n * every)))
             return
         if self._kind == "durable":
-            with deadline.within(self._store._seconds):
+            with within(self._store._seconds):
                 self._batcher.submit(sums)
             # In memory they only count towards the next flush.
             sums = {None: sum(max(1, abs(n)) for n in sums.values())}
@@ -156,7 +156,7 @@ class Counter:
     @contextmanager
     def _in_turn(self) -> Generator[None]:
         """Run the block while no other flush is under way, within the caller's time."""
-        with deadline.within(self._store._seconds), holding(self._flushing, "waiting for a flush"):
+        with within(self._store._seconds), holding(self._flushing, "waiting for a flush"):
             yield
 
     def _note(self, unknown: Mapping[Any, Any]) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from pymongo.errors import PyMongoError
 
 from treadle import upkeep
 from treadle.graph.calls import moving_of
+from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
+from treadle.plan import Plan
 from treadle.store import common
 from treadle.store.background import LEASE_RENEWALS, repeating
 from treadle.store.blocking.reads import Reads
@@ -80,9 +84,7 @@ class Operations(Reads):
             return len(self.runner.run(upkeep.rebuild.repair_some(self.graph, server, entry, ids, only)))
         with self._recorded("repair", models, throttle, progress) as job:
             work = upkeep.rebuild.repair(self.graph, server, entries, job, only)
-            repaired = self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
-        self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
-        return repaired
+            return self._settle(entries, work)
 
     def rebuild(
         self,
@@ -99,10 +101,7 @@ class Operations(Reads):
         entries = self.graph.chosen(models)
         server = self._capabilities()
         with self._recorded("rebuild", models, throttle, progress, resume=resume) as job:
-            work = upkeep.rebuild.rebuild(self.graph, server, entries, job)
-            rebuilt = self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
-        self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
-        return rebuilt
+            return self._settle(entries, upkeep.rebuild.rebuild(self.graph, server, entries, job))
 
     def archive(
         self,
@@ -146,6 +145,39 @@ class Operations(Reads):
         """Return the state of the maintenance: per rule its mode, state, lag, last run and last findings."""
         with self.runner.database.client.start_session() as session:
             return self.runner.run(upkeep.status.status(self.graph, self._capabilities()), session)
+
+    # -- versions -----------------------------------------------------------------------
+
+    def migrate(
+        self,
+        model: type[Document],
+        to: int | None = None,
+        dry_run: bool = False,
+        batch: int | None = None,
+        throttle: upkeep.jobs.Throttle = None,
+        retry: bool = False,
+        stop: Callable[[], bool] | None = None,
+        progress: Report | None = None,
+    ) -> upkeep.migrations.run.Migrated:
+        """Convert all documents of a model to a version, up or down, while readers and writers continue."""
+        batch = self.graph.limits.migration_batch if batch is None else batch
+        entry = self.graph.entry(model)
+        server = self._capabilities()
+        options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
+        perform = partial(upkeep.migrations.perform.perform, self.graph, server, entry, to, dry_run)
+        if dry_run:
+            return self.runner.run(perform(options))
+        with self._recorded("migrate", [model], throttle, progress) as job:
+            options = replace(options, owner=job.owner, throttle=throttle, report=job)
+            return self.runner.run(perform(options))
+
+    def migration_status(self, model: type[Document]) -> dict[int, int]:
+        """Return the number of documents of each version."""
+        return self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
+
+    def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
+        """Return the documents that could not be migrated, and why."""
+        return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
     # -- rules that are paused -------------------------------------------------------------
 
@@ -212,6 +244,13 @@ class Operations(Reads):
             report=progress,
             every_page=every_page,
         )
+
+    def _settle(self, entries: Sequence[ModelEntry], work: Plan[int]) -> int:
+        """Perform a repair or rebuild. Returns its result; what it has settled is reported no more."""
+        server = self._capabilities()
+        done = self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+        self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
+        return done
 
     @contextmanager
     def _recorded(

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,24 +15,20 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 
 from treadle import upkeep
-from treadle.engine.bulk import BulkWrite
-from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
-from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
-from treadle.graph.outcomes import Action, Report, Summary
+from treadle.graph.outcomes import Action
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
-from treadle.query.filters import Sort
-from treadle.store import caller_transactions, common
+from treadle.store import call_context, common
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.operations import Operations
-from treadle.store.blocking.transactions import abort, commit
+from treadle.store.blocking.runner import abort, commit
 from treadle.store.blocking.tree import TreeHandle
 from treadle.store.blocking.worker import Worker
+from treadle.store.call_context import Retries
 from treadle.store.counter_buffer import only_one
-from treadle.store.deadline import Retries
 from treadle.upkeep.position import NAME as WORKER
 
 D = TypeVar("D", bound=Document)
@@ -154,157 +149,6 @@ class Store(Operations):
         self.runner.run(database_command({"ping": 1}, writes=False, admin=True))
         return (time.perf_counter() - start) * 1000
 
-    # -- documents --------------------------------------------------------------
-
-    def insert(self, document: D, session: Session = None) -> D:
-        """Store a new document; what is returned is what is stored, maintained fields included."""
-        calls = self._calls_of(document)
-        if self._is_steady and self._may_share(session):
-            plain = calls.plain_insert(document)
-            if plain is not None:
-                self._share_insert(calls, plain.command)
-                stored: D = plain.stored
-                return stored
-        return self._write(calls.insert(document), session)
-
-    def insert_many(
-        self, documents: Iterable[D], session: Session = None, *, ordered: bool = True
-    ) -> list[D]:
-        """Store new documents of one model, or of several kinds of one collection.
-
-        All or none, up to the size of one commit. With `ordered=False` the
-        others are stored where some are refused, and `BulkFailed` lists these.
-        """
-        model, listed = common.one_model(self.graph, documents)
-        if model is None:
-            return []
-        return self._write(self._calls(model).insert_many(listed, ordered), session)
-
-    def update(
-        self,
-        model: type[D],
-        id_or_filter: Any,
-        update: Any,
-        session: Session = None,
-        *,
-        sort: Sort | None = None,
-        returns: Returns = "after",
-        array_filters: Sequence[Any] | None = None,
-    ) -> D | None:
-        """Update one document with MongoDB's operators; the document after, or before, or None."""
-        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
-        return self._write(plan, session)
-
-    def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
-        """Update all matching documents. Returns the number that matched."""
-        return self._write(self._calls(model).update_all(filter, update), session)
-
-    def upsert(
-        self, model: type[D], filter: Any, update: Any, insert: D, session: Session = None
-    ) -> Upserted[D]:
-        """Update the document that matches, or store `insert` as it is where there is none."""
-        return self._write(self._calls(model).upsert(filter, update, insert), session)
-
-    def replace(self, document: D, session: Session = None) -> D:
-        """Write a whole document over the stored one; raises if that is gone."""
-        return self._write(self._calls_of(document).replace(document), session)
-
-    def change(self, document: D, /, session: Session = None, **fields: Any) -> D:
-        """Write these fields of a document, by their Python names, and no others; the document after."""
-        return self._write(self._calls_of(document).change(document, fields), session)
-
-    def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
-        """Write a document over one that is stored as another kind, if it is of the kind `was`."""
-        return self._write(self._calls_of(document).change_kind(document, was), session)
-
-    def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
-        """Delete one document. Returns it, or None."""
-        return self._write(self._calls(model).delete(id_or_filter), session)
-
-    def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
-        """Delete all matching documents. Returns the number deleted."""
-        return self._write(self._calls(model).delete_all(filter), session)
-
-    def restore(self, model: type[D], id: Any, session: Session = None) -> D | None:
-        """Restore a document that was archived or soft-deleted. Returns it, or None."""
-        return self._write(self._calls(model).restore(id), session)
-
-    def purge(self, model: type[Document], before: datetime | None = None, session: Session = None) -> int:
-        """Remove soft-deleted documents for good, or those deleted before a moment. Returns their number."""
-        return self._write(self._calls(model).purge(before), session)
-
-    def bulk(self, operations: Iterable[Operation], session: Session = None, *, ordered: bool = True) -> Bulk:
-        """Writes of several models, many in one commit, which updates each target once.
-
-        An ordered bulk ends at the first chunk of which an operation is
-        refused. Any other continues, and `BulkFailed` lists the refused ones.
-        """
-        return self._write(BulkWrite(self.write_path, self._named, operations, ordered).perform(), session)
-
-    def _named(self, operation: Any) -> Layout[Any]:
-        """Return the layout of the model that an operation names."""
-        if isinstance(operation, Insert | Replace):
-            return self._calls_of(operation.document)
-        return self._calls(operation.model)
-
-    # -- readings ---------------------------------------------------------------------
-
-    def summary(
-        self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
-    ) -> list[Summary]:
-        """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
-        return self._read(self._calls(model).summary(key, start, end), session)
-
-    def readings(
-        self,
-        model: type[Document],
-        key: Any,
-        start: Any = None,
-        end: Any = None,
-        fields: Sequence[str] | None = None,
-        session: Session = None,
-    ) -> list[tuple[Any, ...]]:
-        """A series from `start` to before `end` as tuples, time first; much quicker than models."""
-        return self._read(self._calls(model).tuples(key, start, end, fields), session)
-
-    # -- versions -----------------------------------------------------------------------
-
-    def migrate(
-        self,
-        model: type[Document],
-        to: int | None = None,
-        dry_run: bool = False,
-        batch: int | None = None,
-        throttle: upkeep.jobs.Throttle = None,
-        retry: bool = False,
-        stop: Callable[[], bool] | None = None,
-        progress: Report | None = None,
-    ) -> upkeep.migrations.run.Migrated:
-        """Convert all documents of a model to a version, up or down, while readers and writers continue."""
-        batch = self.graph.limits.migration_batch if batch is None else batch
-        entry = self.graph.entry(model)
-        server = self._capabilities()
-        if dry_run:
-            options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
-            return self.runner.run(
-                upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
-            )
-        with self._recorded("migrate", [model], throttle, progress) as job:
-            options = upkeep.migrations.run.Options(
-                job.owner, common.is_dead, batch, throttle, retry, stop, job
-            )
-            return self.runner.run(
-                upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
-            )
-
-    def migration_status(self, model: type[Document]) -> dict[int, int]:
-        """Return the number of documents of each version."""
-        return self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
-
-    def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
-        """Return the documents that could not be migrated, and why."""
-        return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
-
     # -- fields that are stored otherwise ---------------------------------------------------
 
     def array(self, model: type[Document], field: str, id: Any) -> Array:
@@ -371,7 +215,7 @@ class Store(Operations):
         Raises at the end if nothing of it can be committed.
         """
         self.runner.transactions.begin(session)
-        with caller_transactions.enter(self, session):
+        with call_context.enter(self, session):
             yield
         self.runner.transactions.require_open(session)
 
