@@ -29,7 +29,7 @@ from tests.upkeep.followed import leading, read
 from tests.world.known import allowed, world_named
 from tests.world.play import Play
 from treadle import Count, Document, ExtendedReference, Id, Insert, Store, Subset, Sum, migration
-from treadle.engine import alternate_keys, lease, pipelines, propagate, references, salvage, updates
+from treadle.engine import copies, guards, lease, pipelines, propagate, references, salvage, updates
 from treadle.engine.lease import LeaseLost
 from treadle.errors import TreadleError
 from treadle.graph.aggregate import (
@@ -83,7 +83,7 @@ def copies_are_found_by_their_old_value(patch: Patch) -> None:
             yield from update_many("items", {"owner.name": old}, {"$set": {"owner": card}})
         return []
 
-    patch.setattr(propagate, "_copy", copy)
+    patch.setattr(propagate, "copy_change", copy)
 
 
 def an_average_of_averages(patch: Patch) -> None:
@@ -463,12 +463,13 @@ def written_nothing(*given: Any) -> Any:
 
 
 def no_guard_stands_in_for_a_missing_document(patch: Patch) -> None:
-    for module in (alternate_keys, references, propagate):
+    for module in (guards, references, propagate, copies):
         patch.setattr(module, "guard", written_nothing)
 
 
 def keys_that_change_have_no_guard(patch: Patch) -> None:
-    patch.setattr(propagate, "guard", written_nothing)
+    for module in (propagate, copies):
+        patch.setattr(module, "guard", written_nothing)
 
 
 NOTICED_BY_RACES: list[tuple[Callable[[Patch], None], str]] = [

@@ -39,7 +39,6 @@ def test_a_selector_knows_whether_it_means_one_document() -> None:
     assert KEY == Selector(REVIEWS, REVIEWS.filter_for_id(KEY)).single_id
     assert Selector(REVIEWS, {"_id": KEY, "tags": "a"}).single_id is None
     assert {"_id": {"$in": [1]}} == Selector(REVIEWS, {}).within([1]).filter
-    assert {"$and": [{"_id": {"$gt": 1}}, {"a": 1}]} == Selector(REVIEWS, {"a": 1}).after(1).filter
 
 
 def test_a_write_names_the_documents_that_follow_from_it() -> None:

@@ -1,8 +1,8 @@
 """The values of aggregates from scratch: what every difference must equal.
 
-Rules that agree in their sources share one `$group` (`Fold`). The first
-sources in an order are found by an index instead, in memory bounded per
-target: one by one, or in one command for many targets.
+Rules that agree in their sources share one `$group` (`Fold`). Those sources of
+a single target that decide an extreme, or are first in an order, are found by
+an index before.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 import bson
 
-from treadle.engine.alternate_keys import guard_arrivals
-from treadle.graph.aggregate import ENTRY, Aggregate, State
+from treadle.engine.guards import guard_arrivals
+from treadle.graph.aggregate import Aggregate, State
 from treadle.graph.derived import DerivedRule, source_paths
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.scope import ROWS, beside
+from treadle.graph.scope import beside
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.plan import Plan, Raw, find, server_facts
+from treadle.plan import Plan, Raw, find
 from treadle.query.keys import KEY, distinct, freeze, freeze_all
 from treadle.query.paths import put
 
@@ -97,24 +97,18 @@ def _add_values(rules: Sequence[DerivedRule], keys: Sequence[Any], values: Value
     """Add the values of targets, given the keys that their sources hold."""
     if not keys:
         return
-    folded: list[DerivedRule] = []
-    for rule in rules:
-        if rule.first is None or (len(keys) > 1 and rule.aggregate.accumulators()):
-            folded.append(rule)
-            continue
-        for key, state in (yield from _rank(rule, rule.first, keys)).items():
-            values[key].update(rule.aggregate.finish(state))
-    for fold in folds_of(folded):
-        states = fold.by_key((yield from _sources(fold.rules, keys, fold.stages(keys))))
+    ranked = [rule for rule in rules if rule.first is not None and len(keys) == 1]
+    for fold in [*(Fold([rule]) for rule in ranked), *folds_of(rule for rule in rules if rule not in ranked)]:
+        rule = fold.rules[0]
+        stages = fold.stages(keys)
+        if rule in ranked:
+            # The sources that decide the value of one target are found by an index.
+            stages = [*(rule.first or ()), *stages]
+        own = beside(rule.match.condition(keys), rule.condition)
+        reads, keep = source_paths(fold.rules), _contributing(rule, keys)
+        states = fold.by_key((yield from rule.source.sources.group(own, stages, reads=reads, keep=keep)))
         for key, parts in values.items():
             parts.update(fold.finish(states.get(key)))
-
-
-def _sources(rules: Sequence[DerivedRule], keys: Sequence[Any], stages: Sequence[Raw]) -> Plan[list[Raw]]:
-    """Aggregate over all sources of some targets, for rules that agree in their sources."""
-    rule = rules[0]
-    own = beside(rule.match.condition(keys), rule.condition)
-    return rule.source.sources.group(own, stages, reads=source_paths(rules), keep=_contributing(rule, keys))
 
 
 def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
@@ -126,18 +120,23 @@ def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], boo
 
 
 class Fold:
-    """Rules with the same contributions, whose states one `$group` computes, equal accumulators once."""
+    """Rules with the same contributions, whose states one `$group` computes, equal accumulators once.
+
+    An aggregate that is grouped in another way is a fold of its own.
+    """
 
     def __init__(self, rules: Sequence[DerivedRule], prefix: str = "f") -> None:
         self.rules = rules
         self.accumulators: Raw = {}
+        self._grouping = rules[0].aggregate.grouping()
         names: dict[bytes, str] = {}
         self._columns: list[tuple[Aggregate, dict[str, str]]] = []
         for rule in rules:
             columns = {}
             for name, accumulator in rule.aggregate.accumulators().items():
                 expression = bson.encode(accumulator.expression, codec_options=CODEC_OPTIONS)
-                column = columns[name] = names.setdefault(expression, f"{prefix}{len(names)}")
+                own = f"{prefix}{len(names)}" if self._grouping is None else name
+                column = columns[name] = names.setdefault(expression, own)
                 self.accumulators[column] = accumulator.expression
             self._columns.append((rule.aggregate, columns))
 
@@ -145,6 +144,8 @@ class Fold:
         """Return the stages that give one row per target, of sources that may contribute."""
         rule = self.rules[0]
         *stages, last = rule.match.stages(keys, rule.unit)
+        if self._grouping is not None:
+            return [*stages, last, *self._grouping]
         if list(last.get("$set", ())) == [KEY]:
             # A key that is grouped by at once takes a fifth less than one that is first set.
             return [*stages, {"$group": {"_id": last["$set"][KEY], **self.accumulators}}]
@@ -183,57 +184,6 @@ def folds_of(rules: Iterable[DerivedRule]) -> list[Fold]:
     """Return the folds that compute some rules, each over the sources that its rules agree in."""
     by_sources: dict[Any, list[DerivedRule]] = {}
     for rule in rules:
-        by_sources.setdefault(rule.group_key, []).append(rule)
+        key = rule.group_key if rule.aggregate.grouping() is None else rule
+        by_sources.setdefault(key, []).append(rule)
     return [Fold(together, f"f{number}_") for number, together in enumerate(by_sources.values())]
-
-
-def _rank(rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
-    """Find the first sources of each target by an index, in memory bounded per target."""
-    if len(keys) > 1 and (yield from _may_look_up(rule)):
-        return (yield from _look_up(rule, first, keys))
-    scope = rule.source.sources
-    is_divided = scope.archive is not None or scope.versions.may_change
-    states: dict[Any, State] = {}
-    for key in keys:
-        stages = [*first]
-        if rule.unit:
-            stages = [*rule.match.stages([key], rule.unit), {"$match": {KEY: {"$eq": key}}}, *first]
-        rows = yield from _sources([rule], [key], stages)
-        state = rule.aggregate.of_first([row.get(ENTRY) for row in rows])
-        states[freeze(key)] = rule.aggregate.merge([state]) if is_divided else state
-    return states
-
-
-def _may_look_up(rule: DerivedRule) -> Plan[bool]:
-    """Return whether a `$lookup` finds the sources of a target; in a transaction it may not meet shards."""
-    ends = (rule.source, rule.target)
-    if rule.unit or any(each.model.__treadle__.shard_key for each in ends):
-        return False
-    return not (yield from server_facts()).sharded
-
-
-def _look_up(rule: DerivedRule, first: Sequence[Raw], keys: Sequence[Any]) -> Plan[dict[Any, State]]:
-    """Find the first sources of many targets in one command for each part of the sources."""
-    ranked = rule.aggregate
-    # Of outdated sources, which are few at a time, all contributions.
-    grouped: Raw = {"$group": {"_id": f"${KEY}", ENTRY: {"$push": ranked.expression()}}}
-    rows = yield from rule.source.sources.lookup(
-        keys,
-        rule.match.path,
-        rule.condition,
-        first,
-        [*rule.match.stages(keys), grouped],
-        reads=rule.source_paths,
-        keep=_contributing(rule, keys),
-    )
-    states = {freeze(key): ranked.empty() for key in keys}
-    parts: dict[Any, list[State]] = {}
-    for row in rows:
-        if ROWS in row:
-            key, state = row[KEY], ranked.of_first([each.get(ENTRY) for each in row[ROWS]])
-        else:
-            key, state = row["_id"], ranked.state_of(row[ENTRY])
-        parts.setdefault(freeze(key), []).append(state)
-    for key in states:
-        states[key] = parts[key][0] if len(parts[key]) == 1 else ranked.merge(parts[key])
-    return states

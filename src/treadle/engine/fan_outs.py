@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.engine.copies import copy_to, differing_copies, read_cards
-from treadle.engine.propagate import UNBOUNDED, FanOut, propagate
+from treadle.engine.copies import UNBOUNDED, FanOut, copy_to, differing_copies, read_cards
+from treadle.engine.pages import next_ids
+from treadle.engine.propagate import propagate
 from treadle.engine.salvage import salvage
 from treadle.graph.changes import Changes
 from treadle.graph.derived import copies_in
 from treadle.graph.graph import Graph
-from treadle.graph.quarantine import readable, set_aside
+from treadle.graph.quarantine import set_aside
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact, update_one
 from treadle.plan.decoding import Unreadable
@@ -65,80 +66,45 @@ def finish(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
 
 
 def _copy_all(graph: Graph, fan_out: FanOut, intent: Raw) -> Plan[None]:
-    last = intent.get("after")
+    rule, last = fan_out.rule, intent.get("after")
     # Of the source as it is now: a later change of it has its own intent.
-    cards = yield from read_cards(fan_out.rule, [fan_out.key])
-    differing: Raw = {}
-    if _in_ranges(fan_out):
-        for card in cards.values():
-            differing = differing_copies(fan_out.rule, card)
-    while True:
-        within: Raw = {} if last is None else {"$gt": last}
-        if differing:
-            # Correct copies are passed over without a transaction.
-            rows = yield from _copies(fan_out, within, differing)
-            if not rows:
-                return
-            within = {"$gte": rows[0]["_id"]}
-        upper = yield from _end_of_chunk(fan_out, within)
-        if upper is not None:
-            within["$lte"] = upper
-        yield from _copy_chunk(graph, fan_out, {"_id": within} if within else {}, upper, intent["n"])
-        if upper is None:
-            return
-        last = upper
+    cards = yield from read_cards(rule, [fan_out.key])
+    referring = rule.targets_of([fan_out.key])
+    for card in cards.values():
+        # Correct copies are passed over without a transaction.
+        referring = {**referring, **differing_copies(rule, card)}
+    size = rule.target.limits.fan_out_chunk
+    while ids := (yield from next_ids(rule.target, referring, last, size)):
+        yield from _copy_chunk(graph, fan_out, ids, intent["n"])
+        last = ids[-1]
 
 
-def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
-    """Return the id of the last document of the next chunk; None if the rest is less than a chunk."""
-    if not _in_ranges(fan_out):
-        return None
-    rows = yield from _copies(fan_out, within, {}, fan_out.rule.target.limits.fan_out_chunk - 1)
-    return rows[0]["_id"] if rows else None
-
-
-def _in_ranges(fan_out: FanOut) -> bool:
-    """Whether the targets can be divided into ranges; ids of several types cannot."""
-    return fan_out.rule.target.ids.shape.kind == "scalar"
-
-
-def _copies(fan_out: FanOut, within: Raw, more: Raw, skip: int = 0) -> Plan[list[Raw]]:
-    """Find the first target, after some of them, that holds a copy and meets these conditions."""
-    target = fan_out.rule.target
-    condition = {**fan_out.rule.targets_of([fan_out.key]), **more, **({"_id": within} if within else {})}
-    return (yield from find(target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=skip, limit=1))
-
-
-def _copy_chunk(graph: Graph, fan_out: FanOut, within: Raw, upper: Any, number: int) -> Plan[None]:
+def _copy_chunk(graph: Graph, fan_out: FanOut, ids: Sequence[Any], number: int) -> Plan[None]:
     """Update the copies in some targets; a target that cannot be written is quarantined."""
     rule = fan_out.rule
+    progress = {"_id": _fan_out_id(fan_out), "n": number}
 
-    def copy(within: Raw, upper: Any = None) -> Plan[None]:
+    def copy(some: Sequence[Any]) -> Plan[None]:
         cards = yield from read_cards(rule, [fan_out.key], written=True)
         if not cards and rule.copied.keep:
             return
         changes = Changes()
         # Without a card the source was archived, and is not counted there.
-        yield from copy_to(rule, fan_out.key, cards.get(freeze(fan_out.key)), within, changes)
+        card = cards.get(freeze(fan_out.key))
+        yield from copy_to(rule, fan_out.key, card, {"_id": {"$in": list(some)}}, changes)
         yield from propagate(graph, changes, copies_max=UNBOUNDED)
-        if upper is not None:
-            yield from update_one(
-                COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
-            )
+        yield from update_one(COLLECTION, progress, {"$set": {"after": some[-1]}})
 
-    def attempt(keys: Sequence[Any]) -> Plan[list[None]]:
-        yield from transact(lambda: copy({"_id": {"$in": list(keys)}}))
+    def attempt(some: Sequence[Any]) -> Plan[list[None]]:
+        yield from transact(lambda: copy(some))
         return []
 
     try:
-        yield from transact(lambda: copy(within, upper))
+        yield from attempt(ids)
     except Exception as error:
         if not is_about_one_document(error) or _is_of_source(fan_out, error):
             raise
-        condition = {**within, **rule.targets_of([fan_out.key])}
-        label, collection = rule.place.label, rule.target.collection
-        rows = yield from readable(label, find(collection, condition, {"_id": 1}))
-        yield from salvage(label, collection, [row["_id"] for row in rows], attempt, reason=error)
+        yield from salvage(rule.place.label, rule.target.collection, ids, attempt, reason=error)
 
 
 def _is_of_source(fan_out: FanOut, error: Exception) -> bool:

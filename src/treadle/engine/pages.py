@@ -16,6 +16,18 @@ def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
     return {freeze(each["_id"]): each for each in rows}
 
 
+def next_ids(entry: ModelEntry, condition: Raw, last: Any, limit: int) -> Plan[list[Any]]:
+    """The next ids of the documents that match, in order, after one of them; after None the first."""
+    collection, order = entry.collection, [("_id", 1)]
+    beyond = condition if last is None else {"$and": [{"_id": {"$gt": last}}, condition]}
+    rows = yield from find(collection, beyond, {"_id": 1}, sort=order, limit=limit)
+    if not rows and last is not None and entry.ids.shape.kind != "scalar":
+        # A range ends where the type of the ids changes; an expression compares across types.
+        beyond = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, condition]}
+        rows = yield from find(collection, beyond, {"_id": 1}, sort=order, limit=limit)
+    return [each["_id"] for each in rows]
+
+
 def projection_of(entry: ModelEntry) -> Raw | None:
     """What is read of documents to examine them; None for all."""
     projection: Raw = {}

@@ -8,64 +8,58 @@ Where it is exact, a difference is applied to a target that is not read, by an
 expression (`Aggregate.blind`), which saves a read per target. Where it is not,
 the target is read and the difference applied to what it holds, which saves
 reading all of its sources. The rest is recomputed.
+
+Targets are known by their ids. Where sources refer to them by another unique
+field, the ids are looked up here: in the commit, so that a target that gets
+another key concurrently is written by both, and one of the two starts again.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from treadle.engine.aggregation import aggregate_values
-from treadle.engine.alternate_keys import (
-    alternate_keys_of,
-    ids_by_key,
-    refuse_key_change,
-    with_changed_keys,
-)
-from treadle.engine.contributions import Contribution, Contributions, contributions, is_unchanged
-from treadle.engine.copies import copy_to, upgrade_targets
-from treadle.engine.deletes import follow_references
-from treadle.engine.guards import guard
+from treadle.engine.copies import FanOut, copy_change, follow_key_change
+from treadle.engine.guards import alternate_keys_of, guard
 from treadle.engine.pipelines import changed_fields, stamps_of
 from treadle.engine.references import fill_copies
 from treadle.engine.target_updates import (
-    Stored,
+    READ_KEYS_MAX,
     TargetUpdate,
     is_followed,
     literals,
     note_writes,
     store_derived,
 )
-from treadle.engine.version_upgrade import lower_documents, upgrade_possible
+from treadle.engine.version_upgrade import lower_documents, upgrade_possible, upgraded_leniently
 from treadle.graph.aggregate import RECOMPUTE, Aggregate, Values
 from treadle.graph.changes import Change, Changes, NotRead
-from treadle.graph.derived import DerivedRule, copies_in
+from treadle.graph.derived import Contribution, DerivedRule, copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.levels import Level
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import Rule
-from treadle.graph.scope import NO_FILTER, Image
+from treadle.graph.scope import Image
+from treadle.graph.stored_pages import chunks
 from treadle.plan import Plan, Raw, delete_many, find
 from treadle.query.comparison import same
-from treadle.query.keys import distinct, freeze, may_be_id, same_key
+from treadle.query.keys import KEY, distinct, freeze, may_be_id
 from treadle.query.paths import outermost
 
-# Copies that are made in the transaction of their source, where the copies feed others.
-CHAINED_FAN_OUT_MAX = 100
-
-# Inside a caller's own transaction nothing can be left for later.
-UNBOUNDED = 2**31
+# The number of a document among those that the server is given.
+NUMBER = "__treadle_number"
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class FanOut:
-    """Copies that are still to be made of one source document, by the key that targets refer to."""
+class Contributions(NamedTuple):
+    """What one change takes from targets, and what it gives them."""
 
-    rule: DerivedRule
-    key: Any
+    change: Change
+    removed: Sequence[Contribution]
+    added: Sequence[Contribution]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -115,8 +109,8 @@ def propagate(graph: Graph, changes: Changes, *, copies_max: int | None = None) 
                 yield from _update_targets(target, effects, level.number, changes)
         for rule in level.copies:
             for change in changes.of(rule.source):
-                yield from _follow_key_change(rule, change, changes)
-                later += yield from _copy(rule, change, changes, copies_max)
+                yield from follow_key_change(rule, change, changes)
+                later += yield from copy_change(rule, change, changes, copies_max)
     if graph.recording:
         yield from record(changes, graph.recording)
     if changes.to_lower():
@@ -141,7 +135,7 @@ def _effects(level: Level, changes: Changes) -> Plan[dict[ModelEntry, _Effects]]
     effects: dict[ModelEntry, _Effects] = {}
     for source, rules in level.aggregates:
         if of_source := changes.of(source):
-            for rule, moves in (yield from contributions(rules, of_source)).items():
+            for rule, moves in (yield from _contributions(rules, of_source)).items():
                 of_target = effects.setdefault(rule.target, _Effects())
                 if rule.alternate_key is None:
                     _collect(rule, moves, of_target)
@@ -149,11 +143,68 @@ def _effects(level: Level, changes: Changes) -> Plan[dict[ModelEntry, _Effects]]
                     yield from _collect_by_alternate_key(rule, moves, of_target)
     for rule in level.by_alternate_key:
         # A target that has another key is computed from the sources that hold this one.
-        documents = with_changed_keys(rule, changes.of(rule.target))
+        documents = _with_changed_keys(rule, changes.of(rule.target))
         for document in documents:
             effects.setdefault(rule.target, _Effects()).on(document["_id"]).recomputed.add(rule)
         yield from guard(rule.target.collection, alternate_keys_of([rule], documents))
     return effects
+
+
+def _contributions(
+    rules: Iterable[DerivedRule], changes: Sequence[Change]
+) -> Plan[dict[DerivedRule, list[Contributions]]]:
+    """Return what these changes of sources are to each rule, through its scope."""
+    results: dict[DerivedRule, list[Contributions]] = {}
+    by_query: dict[Any, list[DerivedRule]] = {}
+    for rule in rules:
+        if rule.server_side:
+            by_query.setdefault(rule.group_key, []).append(rule)
+            continue
+        results[rule] = [
+            Contributions(change, rule.contributions(before), rule.contributions(after))
+            for change, before, after in _through(rule, changes)
+        ]
+    for together in by_query.values():
+        results |= yield from _evaluated(together, list(_through(together[0], changes)))
+    return results
+
+
+def _through(rule: DerivedRule, changes: Sequence[Change]) -> Iterable[tuple[Change, Raw | None, Raw | None]]:
+    for change in changes:
+        # A write of a source of aggregates always reads it before.
+        assert not isinstance(change.before, NotRead)
+        yield change, *rule.source.sources.through(change.before, change.after)
+
+
+def _evaluated(
+    rules: Sequence[DerivedRule], seen: Sequence[tuple[Change, Raw | None, Raw | None]]
+) -> Plan[dict[DerivedRule, list[Contributions]]]:
+    """Let the server evaluate the contributions of rules with the same sources, in one command.
+
+    A condition (`where=`) or an expression is the server's alone: nothing else evaluates it in just the same
+    way.
+    """
+    rule = rules[0]
+    documents = [document for _, *pair in seen for document in pair if document is not None]
+    values = {f"value{number}": each.aggregate.expression() for number, each in enumerate(rules)}
+    stages = [
+        *([{"$match": rule.condition}] if rule.condition else []),
+        *rule.match.stages(unwound=rule.unit),
+        {"$project": {KEY: 1, NUMBER: 1, **values}},
+    ]
+    numbered = [{**document, NUMBER: number} for number, document in enumerate(documents)]
+    by_document: list[list[Raw]] = [[] for _ in documents]
+    for row in (yield from rule.source.sources.evaluate(numbered, stages)):
+        if row.get(KEY) is not None:
+            by_document[row[NUMBER]].append(row)
+    results: dict[DerivedRule, list[Contributions]] = {rule: [] for rule in rules}
+    rows_of = iter(by_document)
+    for change, before, after in seen:
+        old, new = ([] if side is None else next(rows_of) for side in (before, after))
+        for number, each in enumerate(rules):
+            removed, added = ([(row[KEY], row.get(f"value{number}")) for row in rows] for rows in (old, new))
+            results[each].append(Contributions(change, removed, added))
+    return results
 
 
 def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: _Effects) -> None:
@@ -165,11 +216,14 @@ def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: _Effect
         if isinstance(change.before, Image) and change.before.outdated and not trusts_outdated:
             for key, _ in [*old, *new]:
                 effects.on(key).recomputed.add(rule)
-        elif is_unchanged(rule, old, new):
+        elif rule.is_unchanged(old, new):
             continue
         for side, contributed in enumerate((old, new)):
             for key, value in contributed:
                 effects.on(key).of(rule)[side].append(value)
+
+
+# -- targets by an alternate key -------------------------------------------------------------------------
 
 
 def _collect_by_alternate_key(
@@ -178,15 +232,47 @@ def _collect_by_alternate_key(
     """Note under the ids of targets what their sources contribute under alternate keys."""
     by_key = _Effects()
     _collect(rule, moves, by_key)
-    ids = yield from ids_by_key(rule, [each.key for each in by_key.values()])
-    missing = []
+    ids = yield from _ids_by_key(rule, [each.key for each in by_key.values()])
     for frozen, effect in by_key.items():
         if frozen in ids:
             effects.on(ids[frozen]).add(effect)
-        else:
-            missing.append(effect.key)
     # A concurrent writer that gives a document one of these keys must conflict.
+    missing = [effect.key for frozen, effect in by_key.items() if frozen not in ids]
     yield from guard(rule.target.collection, filter(may_be_id, missing))
+
+
+def _ids_by_key(rule: DerivedRule, keys: Iterable[Any]) -> Plan[dict[Any, Any]]:
+    """Return the ids of the targets that have these alternate keys, by frozen key."""
+    ids: dict[Any, Any] = {}
+    for some in chunks(distinct(filter(may_be_id, keys)), READ_KEYS_MAX):
+        chosen = rule.target.targets.filter(rule.on.condition(some))
+        for each in (yield from find(rule.target.collection, chosen, {rule.on.path: 1})):
+            ids[freeze(rule.unique_key(each))] = each["_id"]
+    return ids
+
+
+def _with_changed_keys(rule: DerivedRule, changes: Iterable[Change]) -> list[Raw]:
+    """Return the targets that have another alternate key than before."""
+    documents = []
+    for change in changes:
+        if not isinstance(change.before, Image) or change.after is None:
+            continue
+        before, after = rule.on.value(change.before.document), rule.on.value(change.after.document)
+        if rule.target.targets.holds(change.after) and not same(before, after):
+            documents.append(change.after.document)
+    return documents
+
+
+def targets_of(rule: DerivedRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
+    """Return what the targets of these stored sources are known by, whether or not the sources count."""
+    current = yield from upgraded_leniently(rule.source, sources)
+    if rule.match.is_local:
+        keys = rule.match.of_all(current)
+    else:
+        stages = [*rule.match.stages(), {"$project": {KEY: 1}}]
+        rows = yield from rule.source.sources.evaluate(current, stages)
+        keys = distinct(row[KEY] for row in rows)
+    return list((yield from _ids_by_key(rule, keys)).values()) if rule.alternate_key else keys
 
 
 # -- one update per target -------------------------------------------------------------------------------
@@ -345,7 +431,7 @@ class _LevelUpdate:
                 shrinking.append(self.effects[frozen].key)
             if self.level == group.level and added > 0:
                 self.updates[frozen].blank = group.blank()
-        stored: Stored = yield from store_derived(target, [self.updates[frozen] for frozen in changed])
+        stored = yield from store_derived(target, [self.updates[frozen] for frozen in changed])
         if stored.made and copies_in(target):
             yield from self._fill_copies(stored.made)
         if shrinking:
@@ -375,64 +461,3 @@ def _values_after(
         return None
     values = aggregate.finish(after)
     return values if aggregate.refuse(values) is None else None
-
-
-# -- copies -----------------------------------------------------------------------------------------------
-
-
-def _follow_key_change(rule: DerivedRule, change: Change, changes: Changes) -> Plan[None]:
-    """Do as `on_delete` says to what refers to a source by an alternate key that it no longer has."""
-    before, after = change
-    if not rule.alternate_key or rule.on_delete == "keep" or not isinstance(before, Image) or after is None:
-        return
-    old = rule.unique_key(before.document) if rule.source.targets.admits(before.document) else None
-    if old is None or same(old, rule.unique_key(after.document)):
-        return
-    if (yield from find(rule.source.collection, rule.sources_of([old]), {"_id": 1}, limit=1)):
-        # Another document has the key now.
-        return
-    yield from refuse_key_change([rule], [old])
-    yield from follow_references(rule.source, [rule], [before.document], changes)
-
-
-def _copy(rule: DerivedRule, change: Change, changes: Changes, copies_max: int | None) -> Plan[list[FanOut]]:
-    """Copy one changed source to the targets that refer to it."""
-    # No document can refer to an id that was generated in this call; to an alternate key any may.
-    if rule.alternate_key is None and changes.is_new_id(rule.source, change.id):
-        return []
-    old, new = _copied(rule, change)
-    if not new or (old and is_unchanged(rule, old, new)):
-        return []
-    ((key, card),) = new
-    is_known = same_key(old[0][0], key) if old else isinstance(change.before, NotRead)
-    if not is_known:
-        # A document that refers to the source by this key may be inserted concurrently.
-        yield from guard(rule.source.collection, [key])
-    yield from upgrade_targets(rule, [key], changes)
-    if (yield from _exceeds(rule, key, copies_max)):
-        return [FanOut(rule, key)]
-    yield from copy_to(rule, key, card, NO_FILTER, changes)
-    return []
-
-
-def _copied(rule: DerivedRule, change: Change) -> tuple[Sequence[Contribution], Sequence[Contribution]]:
-    """Return what was copied of a source, and what is to be copied of it now."""
-    read = None if isinstance(change.before, NotRead) else change.before
-    before, after = rule.source.sources.through(read, change.after)
-    old = rule.contributions(before)
-    if after is None and change.after is not None and not rule.copied.keep:
-        # The source is still stored, as an archived document, say, but its copies are to go.
-        return old, [(key, None) for key, _ in old]
-    return old, rule.contributions(after) if rule.copied.synced else []
-
-
-def _exceeds(rule: DerivedRule, key: Any, copies_max: int | None) -> Plan[bool]:
-    """Whether a source has more copies than are made in its transaction."""
-    if copies_max is None:
-        copies_max = rule.target.limits.fan_out_max
-        if is_followed(rule.target, rule.level):
-            copies_max = min(CHAINED_FAN_OUT_MAX, copies_max)
-    if copies_max == UNBOUNDED:
-        return False
-    chosen = rule.targets_of([key])
-    return bool((yield from find(rule.target.collection, chosen, {"_id": 1}, skip=copies_max, limit=1)))

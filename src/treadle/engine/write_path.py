@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import fan_outs
-from treadle.engine.copies import copy_sources
+from treadle.engine.copies import UNBOUNDED, FanOut, copy_sources
 from treadle.engine.derive import DerivedValues
 from treadle.engine.index_check import IndexCheck
-from treadle.engine.pages import by_ids
-from treadle.engine.propagate import UNBOUNDED, FanOut, propagate, record
+from treadle.engine.pages import by_ids, next_ids
+from treadle.engine.propagate import propagate, record
 from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import Contended, attempting, salvage
 from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
@@ -42,7 +42,7 @@ from treadle.graph.quarantine import around
 from treadle.graph.rule import REVISION, Due, Rule
 from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
 from treadle.model.text import get_logger
-from treadle.plan import Failed, Plan, Raw, find, is_inside, server_facts, share, transact, update_many
+from treadle.plan import Failed, Plan, Raw, is_inside, server_facts, share, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, is_about_one_document, is_bug, surely_not_committed
 from treadle.query.keys import freeze
@@ -337,17 +337,10 @@ def split(merged: Sequence[tuple[Write[Any], list[Write[Any]]]], outcomes: Seque
 
 def _next_ids(write: ChunkedWrite, last: Any) -> Plan[list[Any]]:
     """The ids of the next chunk of a bulk write, after the last one."""
-    most, entry, selector = write.entry.limits.write_chunk, write.entry, write.selector
-    divided = entry.versions.divide(selector.filter)
-    if divided is not None:
-        selector = selector._replace(filter=entry.versions.candidates(divided))
-    condition = selector.after(last).filter
-    rows = yield from find(entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=most)
-    if not rows and last is not None and entry.ids.shape.kind != "scalar":
-        # A range ends where the type of the ids changes; an expression compares across types.
-        further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, selector.filter]}
-        rows = yield from find(entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=most)
-    return [each["_id"] for each in rows]
+    entry, chosen = write.entry, write.selector.filter
+    divided = entry.versions.divide(chosen)
+    condition = chosen if divided is None else entry.versions.candidates(divided)
+    return (yield from next_ids(entry, condition, last, entry.limits.write_chunk))
 
 
 # -- commits without a Store's call ----------------------------------------------------------------

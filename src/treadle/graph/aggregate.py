@@ -27,13 +27,11 @@ from treadle.graph.numbers import DOUBLE_EXACT_MAX, NumberField, is_number, sum_
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.comparison import greatest, identical, least, order_key
-from treadle.query.keys import freeze
+from treadle.query.keys import KEY, freeze
 from treadle.query.paths import expression_of, getter, value_at
 
 State: TypeAlias = Mapping[str, Any]
 Values: TypeAlias = dict[str, Any]
-# The entry of a ranked source, in the rows of `first`.
-ENTRY = "__treadle_entry"
 
 
 class Answer(Enum):
@@ -136,7 +134,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def accumulators(self) -> Mapping[str, Accumulator]:
-        """Return the accumulators that compute a state, by its entries; none where only `first` does."""
+        """Return the accumulators that compute a state, by its entries."""
 
     @abstractmethod
     def finish(self, state: State) -> Values:
@@ -158,22 +156,22 @@ class Aggregate(ABC):
         return None
 
     def first(self) -> list[Raw] | None:
-        """Return the stages that leave the first sources of one target, where an index may give their order.
+        """Return the stages that leave those sources of one target which decide its value.
 
-        Each row holds one entry of the state in ENTRY.
+        None where all do, and differences may do without them.
         """
         return None
-
-    def of_first(self, entries: Sequence[Any]) -> State:
-        """Return the state of the entries that `first` found among all sources of a target.
-
-        Where they were found in several parts of the sources, it is one for `merge`.
-        """
-        raise NotImplementedError
 
     def index_keys(self) -> list[tuple[str, int]]:
         """Return what follows the key of the target in the index that gives the order of `first`."""
         return []
+
+    def grouping(self) -> list[Raw] | None:
+        """Return the stages that give the states of targets by KEY, where a `$group` would take too much.
+
+        None where a `$group` with the accumulators does.
+        """
+        return None
 
     # -- what the field of the target can hold ----------------------------------------------------
 
@@ -184,12 +182,8 @@ class Aggregate(ABC):
 
     def blames(self, added: Sequence[Any]) -> bool:
         """Return whether contributions that a write added may be why its values are refused."""
-        return any(self.refuse(self.finish(self.state_of([each]))) is not None for each in added)
-
-    def state_of(self, contributions: Sequence[Any]) -> State:
-        """Return the state of a few contributions; an empty one where Python cannot tell it exactly."""
-        state = self.difference(self.empty(), [], contributions)
-        return self.empty() if state is RECOMPUTE else state
+        states = (self.difference(self.empty(), [], [each]) for each in added)
+        return any(state is not RECOMPUTE and self.refuse(self.finish(state)) is not None for state in states)
 
     def cannot_hold(self) -> DataError:
         source = self.operand.label.partition(".")[0]
@@ -410,11 +404,7 @@ class Extreme(SingleValue):
             {"$match": {path: {"$exists": True, "$ne": None}}},
             {"$sort": {path: 1 if self.operator == "$min" else -1}},
             {"$limit": 1},
-            {"$project": {"_id": 0, ENTRY: self.expression()}},
         ]
-
-    def of_first(self, entries: Sequence[Any]) -> State:
-        return {"extreme": reduce(self._better, entries, None)}
 
     def index_keys(self) -> list[tuple[str, int]]:
         return _ascending(self.operand.path)
@@ -435,10 +425,7 @@ def _ascending(path: str) -> list[tuple[str, int]]:
 
 
 class Ranked(Aggregate):
-    """The first `size` entries of all sources, in an order of their own.
-
-    Its states are always found by `first`: a `$group` would hold every source of a target in memory.
-    """
+    """The first `size` entries of all sources, in an order of their own."""
 
     size: int
 
@@ -446,24 +433,18 @@ class Ranked(Aggregate):
     def cut(self, entries: Sequence[Any]) -> list[Any]:
         """Return the first of these entries."""
 
+    @abstractmethod
+    def accumulator(self) -> Raw:
+        """Return the accumulator of the first entries."""
+
+    def accumulators(self) -> Mapping[str, Accumulator]:
+        return {"entries": Accumulator(self.accumulator(), lambda one, other: self.cut([*one, *other]))}
+
     def empty(self) -> State:
         return {"entries": []}
 
-    def accumulators(self) -> Mapping[str, Accumulator]:
-        return {}
-
     def finish(self, state: State) -> Values:
         return {self.path: state["entries"]}
-
-    def merge(self, parts: Sequence[State]) -> State:
-        return {"entries": self.cut([entry for part in parts for entry in part["entries"]])}
-
-    def of_first(self, entries: Sequence[Any]) -> State:
-        return {"entries": list(entries)}
-
-    def _is_full(self, state: State) -> bool:
-        """Whether there may be sources beyond the last entry."""
-        return len(state["entries"]) >= self.size
 
 
 class DistinctValues(Ranked):
@@ -486,23 +467,26 @@ class DistinctValues(Ranked):
         return sorted(distinct.values(), key=order_key)[: self.size]
 
     def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
-        new = [each for values in added for each in values]
-        kept = {*map(freeze, new)}
-        # Whether another source still has a value, only the sources can tell.
-        present = {*map(freeze, state["entries"])} - kept
-        if any(freeze(each) in present for values in removed for each in values):
+        # Whether another source still has a value that leaves, only the sources can tell.
+        if any(removed):
             return RECOMPUTE
-        return {"entries": self.cut([*state["entries"], *new])}
+        return {"entries": self.cut([*state["entries"], *(each for values in added for each in values)])}
+
+    def accumulator(self) -> Raw:
+        return {"$firstN": {"n": self.size, "input": "$_id.value"}}
 
     def first(self) -> list[Raw]:
+        # Any source may have one of them.
+        return []
+
+    def grouping(self) -> list[Raw]:
+        # A set as an accumulator would hold all values of a target.
         return [
-            {"$project": {"_id": 0, ENTRY: self.operand.expression}},
-            {"$unwind": f"${ENTRY}"},
-            {"$match": {ENTRY: {"$ne": None}}},
-            {"$group": {"_id": f"${ENTRY}"}},
-            {"$sort": {"_id": 1}},
-            {"$limit": self.size},
-            {"$project": {"_id": 0, ENTRY: "$_id"}},
+            {"$project": {"_id": 0, KEY: 1, "value": self.expression()}},
+            {"$unwind": "$value"},
+            {"$group": {"_id": {KEY: f"${KEY}", "value": "$value"}}},
+            {"$sort": {"_id.value": 1}},
+            {"$group": {"_id": f"$_id.{KEY}", "entries": self.accumulator()}},
         ]
 
     def index_keys(self) -> list[tuple[str, int]]:
@@ -571,15 +555,13 @@ class FirstDocuments(Ranked):
         return {self.path: [entry["card"] for entry in state["entries"]]}
 
     def difference(self, state: State, removed: Sequence[Any], added: Sequence[Any]) -> State | Recompute:
-        left = {freeze(entry["card"]["_id"]) for entry in removed}
-        kept = [entry for entry in state["entries"] if freeze(entry["card"]["_id"]) not in left]
-        if len(kept) < len(state["entries"]) and self._is_full(state):
-            return RECOMPUTE
-        return {"entries": self.cut([*kept, *added])}
+        return RECOMPUTE if removed else {"entries": self.cut([*state["entries"], *added])}
+
+    def accumulator(self) -> Raw:
+        return {"$topN": {"n": self.size, "sortBy": dict(self.sort), "output": self.expression()}}
 
     def first(self) -> list[Raw]:
-        shown = {"$project": {"_id": 0, ENTRY: self.expression()}}
-        return [{"$sort": dict(self.sort)}, {"$limit": self.size}, shown]
+        return [{"$sort": dict(self.sort)}, {"$limit": self.size}]
 
     def index_keys(self) -> list[tuple[str, int]]:
         return self.sort

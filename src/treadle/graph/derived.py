@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import bson
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DeclarationError
-from treadle.graph.aggregate import Aggregate, SourceCount, TargetField, Values
+from treadle.graph.aggregate import Aggregate, Ranked, SourceCount, TargetField, Values
 from treadle.graph.binding import sibling
 from treadle.graph.copied_fields import CopiedFields
 from treadle.graph.model_entry import ModelEntry
@@ -29,10 +29,12 @@ from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw
 from treadle.query.expressions import field_references, filter_references, require_known_names
 from treadle.query.filters import parse_condition
-from treadle.query.keys import Key, Slot, key_at, may_be_id, slot_value, unwind
+from treadle.query.keys import Key, Slot, key_at, may_be_id, same_key, slot_value, unwind
 from treadle.query.paths import resolve, value_at
 
 OnDelete = Literal["keep", "restrict", "clear", "cascade"]
+# The key of a target, and what it is given.
+Contribution: TypeAlias = tuple[Any, Any]
 ID = Key("_id")
 
 
@@ -207,7 +209,7 @@ class DerivedRule(Rule):
         if self.is_copy:
             return Storage(indexes=[(self.target, IndexModel([*self.on.index_keys(), ("_id", ASCENDING)]))])
         keys = self.match.index_keys(windows_first=self.maintain == "schedule")
-        if self.first is not None and not self.unit:
+        if self.is_ordered:
             keys = [*keys, *(each for each in self.aggregate.index_keys() if each[0] not in dict(keys))]
         return Storage(indexes=[(self.source, IndexModel(keys))] if keys else [])
 
@@ -230,11 +232,15 @@ class DerivedRule(Rule):
         return self.source.collection, self.match, where, self.unit
 
     @cached_property
-    def first(self) -> list[Raw] | None:
-        """The stages that find the first sources of one target by an index; None where a `$group` must."""
+    def is_ordered(self) -> bool:
+        """Whether an index can give the sources of one target in the order of the aggregate."""
         plain = not (self.match.group or self.match.arrays)
-        folds = bool(self.aggregate.accumulators())
-        return self.aggregate.first() if plain or not folds else None
+        return plain or (isinstance(self.aggregate, Ranked) and not self.unit)
+
+    @cached_property
+    def first(self) -> list[Raw] | None:
+        """The stages that leave those sources of one target which decide its value, by an index."""
+        return self.aggregate.first() if self.is_ordered else None
 
     @property
     def source_paths(self) -> frozenset[str] | None:
@@ -247,7 +253,7 @@ class DerivedRule(Rule):
         """Whether only the server can tell what a source contributes."""
         return bool(self.condition) or not self.match.is_local or self.aggregate.operand.read is None
 
-    def contributions(self, source: Raw | None) -> list[tuple[Any, Any]]:
+    def contributions(self, source: Raw | None) -> list[Contribution]:
         """Return the key of each target that this source contributes to, with its contribution."""
         if source is None:
             return []
@@ -260,6 +266,13 @@ class DerivedRule(Rule):
             for part in unwind(source, self.unit)
             for key in self._unit_key.of(part).values()
         ]
+
+    def is_unchanged(self, old: Sequence[Contribution], new: Sequence[Contribution]) -> bool:
+        """Return whether no value can change where a source contributed `old`, and contributes `new`."""
+        return len(old) == len(new) and all(
+            same_key(one, other) and self.aggregate.is_unchanged(before, after)
+            for (one, before), (other, after) in zip(old, new, strict=True)
+        )
 
     # -- the two ends of the relation ------------------------------------------------------------
 

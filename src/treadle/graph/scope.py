@@ -24,8 +24,6 @@ from treadle.graph.versions import Divided, VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import order_key
-from treadle.query.expressions import filter_references
-from treadle.query.keys import KEY
 from treadle.query.paths import top
 
 SortKeys: TypeAlias = Sequence[tuple[str, int]]
@@ -35,8 +33,6 @@ Role: TypeAlias = Literal["targets", "sources", "everything", "deleted"]
 # The names of the conditions.
 KIND = "kind"
 ACTIVE = "active"
-# The rows of one key, in what `lookup` gives.
-ROWS = "__treadle_rows"
 NO_FILTER: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -277,85 +273,27 @@ class Scope:
         stages: Sequence[Raw],
         *,
         reads: Iterable[str] | None = None,
-        outdated: Sequence[Raw] | None = None,
         keep: Callable[[Raw], bool] | None = None,
     ) -> Plan[list[Raw]]:
         """Return the rows that stages give for what matches: a set for each part, which the caller merges.
 
         `reads` are the paths that the stages read, None for any. With outdated
-        documents a part is a page of these, of which `outdated` are the
-        stages, if they differ, and `keep` says which may match.
+        documents a part is a page of these, of which `keep` says which may
+        match.
         """
-
-        def pipeline(collection: str, match: list[Raw]) -> list[Raw]:
-            return [*match, *stages]
-
-        return (yield from self._parts(own, pipeline, stages if outdated is None else outdated, reads, keep))
-
-    def lookup(
-        self,
-        keys: Sequence[Any],
-        path: str,
-        own: Raw,
-        stages: Sequence[Raw],
-        outdated: Sequence[Raw],
-        *,
-        reads: Iterable[str] | None = None,
-        keep: Callable[[Raw], bool] | None = None,
-    ) -> Plan[list[Raw]]:
-        """Return for each key (KEY) the rows (ROWS) that stages give for what refers to it at `path`.
-
-        The other arguments are those of `group`; what `outdated` stages give is added as it is. A transaction
-        looks up no sharded collection.
-        """
-        condition = beside(own, {path: {"$in": list(keys)}})
-        current = self.current(own) if self.splits(condition, reads) else self.filter(own)
-        inner = [*([{"$match": current}] if current else []), *stages]
-
-        def pipeline(collection: str, match: list[Raw]) -> list[Raw]:
-            join = {"from": collection, "localField": KEY, "foreignField": path}
-            return [
-                *given([{KEY: key} for key in keys]),
-                {"$lookup": {**join, "pipeline": inner, "as": ROWS}},
-            ]
-
-        return (yield from self._parts(condition, pipeline, outdated, reads, keep))
-
-    def _parts(
-        self,
-        own: Raw,
-        pipeline: Callable[[str, list[Raw]], list[Raw]],
-        outdated: Sequence[Raw],
-        reads: Iterable[str] | None,
-        keep: Callable[[Raw], bool] | None,
-    ) -> Plan[list[Raw]]:
-        """Return the rows of each collection: a pipeline for current documents, stages for outdated ones."""
         splits, condition = self.splits(own, reads), self.filter(own)
         current = beside(self.versions.current_only, condition) if splits else condition
-        names = _names_read(condition, reads, self.versions.field)
         rows: list[Raw] = []
+
+        def visit(documents: list[Raw]) -> Plan[None]:
+            chosen = [each for each in documents if self.admits(each) and (keep is None or keep(each))]
+            rows.extend((yield from self.evaluate(chosen, [{"$match": condition}, *stages])))
+
         for collection in self.collections:
-            match = [{"$match": current}] if current else []
-            rows += yield from aggregate(collection, pipeline(collection, match))
+            rows += yield from aggregate(collection, [*([{"$match": current}] if current else []), *stages])
             if splits:
-                stages = [{"$match": condition}, *outdated]
-                visit = partial(self._visit, stages, names, keep, rows)
                 yield from self._each_outdated(collection, self._divide(own).stored, visit)
         return rows
-
-    def _visit(
-        self,
-        stages: Sequence[Raw],
-        names: frozenset[str] | None,
-        keep: Callable[[Raw], bool] | None,
-        rows: list[Raw],
-        documents: list[Raw],
-    ) -> Plan[None]:
-        """Add the rows that stages give for upgraded documents; what is not read of them does not travel."""
-        chosen = [each for each in documents if self.admits(each) and (keep is None or keep(each))]
-        if names is not None:
-            chosen = [{name: value for name, value in each.items() if name in names} for each in chosen]
-        rows.extend((yield from self.evaluate(chosen, stages)))
 
     def evaluate(self, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
         """Return the rows that stages give for documents at hand, whether or not this scope sees them."""
@@ -393,14 +331,6 @@ def _noting(failed: Failed | None) -> Callable[[Unreadable], None]:
             failed.extend(error.failed)
 
     return note
-
-
-def _names_read(condition: Raw, reads: Iterable[str] | None, version_field: str) -> frozenset[str] | None:
-    """Return the top-level fields that a condition and stages read; None for any."""
-    paths = filter_references(condition)
-    if reads is None or paths is None:
-        return None
-    return frozenset({top(path) for path in {*reads, *paths}} | {"_id", version_field})
 
 
 def beside(one: Mapping[str, Any], other: Mapping[str, Any]) -> Raw:

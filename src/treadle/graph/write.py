@@ -53,13 +53,6 @@ class Selector(NamedTuple):
         among = {"_id": {"$in": list(ids)}}
         return self._replace(filter={"$and": [among, self.filter]} if self.filter else among)
 
-    def after(self, last: Any) -> Selector:
-        """Return the same for the ids after one, in the server's order; None for all."""
-        if last is None:
-            return self
-        further = {"_id": {"$gt": last}}
-        return self._replace(filter={"$and": [further, self.filter]} if self.filter else further)
-
 
 class Write(Generic[R]):
     """One write: what happens in its commit, and what its caller gets."""

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from treadle.engine.alternate_keys import target_keys
-from treadle.engine.contributions import keys_of_sources
+from treadle.engine.propagate import targets_of
 from treadle.graph.derived import DerivedRule
 from treadle.graph.events import AFTER, Event
 from treadle.graph.model_entry import ModelEntry
@@ -127,8 +126,7 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, projection)
         dirty.sources.setdefault(rule, []).extend(documents)
     for rule, states in dirty.sources.items():
-        keys = yield from keys_of_sources(rule, states)
-        for key in (yield from target_keys(rule, keys)):
+        for key in (yield from targets_of(rule, states)):
             dirty.mark_fed(rule, key)
     for rule, events in dirty.inserted.items():
         _mark_arrivals(rule, events, dirty)

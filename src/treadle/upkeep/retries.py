@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.engine.alternate_keys import target_keys
-from treadle.engine.contributions import keys_of_sources
+from treadle.engine.copies import FanOut
 from treadle.engine.fan_outs import finish
-from treadle.engine.propagate import FanOut
+from treadle.engine.propagate import targets_of
 from treadle.graph.derived import aggregates_of, copies_in, copies_of
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
@@ -115,8 +114,7 @@ def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry, key: Any) -
             fan_out = FanOut(rule, rule.unique_key(document))
             yield from finish(graph, fan_out, {"after": None, "n": -1})
         for rule in aggregates_of(entry):
-            keys = yield from keys_of_sources(rule, [document])
-            yield from _mend(graph, server, rule.target, (yield from target_keys(rule, keys)))
+            yield from _mend(graph, server, rule.target, (yield from targets_of(rule, [document])))
 
 
 def _mend(graph: Graph, server: Capabilities, entry: ModelEntry, keys: Sequence[Any]) -> Plan[None]:

@@ -23,7 +23,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.aggregation import Fold, Values, aggregate_values
 from treadle.engine.derive import DerivedValues
-from treadle.graph.aggregate import RECOMPUTE, SourceCount, State
+from treadle.graph.aggregate import RECOMPUTE, Ranked, SourceCount, State
 from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
@@ -86,7 +86,7 @@ def _is_countable(rule: DerivedRule) -> bool:
         and not rule.alternate_key
         and rule.source.sources.archive is None
         and not rule.source.versions.may_change
-        and bool(rule.aggregate.accumulators())
+        and not isinstance(rule.aggregate, Ranked)
     )
 
 

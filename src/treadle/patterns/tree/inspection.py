@@ -15,7 +15,8 @@ from typing import Any
 
 import bson
 
-from treadle.engine.propagate import UNBOUNDED, propagate
+from treadle.engine.copies import UNBOUNDED
+from treadle.engine.propagate import propagate
 from treadle.engine.salvage import attempting, salvage
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes

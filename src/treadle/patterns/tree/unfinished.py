@@ -10,7 +10,8 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.propagate import UNBOUNDED, propagate
+from treadle.engine.copies import UNBOUNDED
+from treadle.engine.propagate import propagate
 from treadle.errors import DataError, UsageError
 from treadle.graph.changes import Changes
 from treadle.graph.graph import Graph
