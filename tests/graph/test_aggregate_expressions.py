@@ -1,6 +1,6 @@
 """Aggregates on a server: its expressions, accumulators and blind updates agree with Python.
 
-Covers: graph/aggregate, graph/numbers
+Covers: graph/aggregate, graph/numbers, query/keys
 """
 
 from __future__ import annotations
