@@ -1564,7 +1564,7 @@ def test_what_a_declaration_refuses(name):
 # -- the command line --
 
 VERBS = """
-demo doctor scan explain decide setup verify repair rebuild watch run-due migrate archive status pause resume
+demo doctor scan explain decide setup teardown verify repair rebuild watch run-due migrate archive status pause resume
 set-aside serve record trial plan apply prove undo
 """
 
@@ -1975,7 +1975,6 @@ def test_status_names_all_workers(shapes):
     assert isinstance(shapes.status().workers, list)
 
 
-@missing(5, "teardown, the inverse of setup")
 def test_teardown(database):
     store = Store(database, [Customer, Shelf, Article])
     store.setup()
@@ -1986,7 +1985,6 @@ def test_teardown(database):
     assert store.setup()
 
 
-@missing(5, "treadle teardown")
 def test_the_verb_teardown(command, app):
     assert 0 == command("teardown", "--dry-run", "--json")[0]
 

@@ -1,4 +1,7 @@
-"""`treadle setup|verify|repair|rebuild --app …` on an application's own Store."""
+"""`treadle setup|teardown|verify|repair|rebuild --app …` on an application's own Store.
+
+Covers: cli/teardown
+"""
 
 from __future__ import annotations
 
@@ -113,3 +116,21 @@ def test_what_documents_hold_steers_no_terminal(application, database):
         done = application(*arguments, "--app", "shop:store")
         assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(done.stdout + done.stderr), arguments
     application("repair", "--app", "shop:store")
+
+
+def test_teardown_takes_back_what_setup_and_rebuild_made(application, database) -> None:
+    key = database["products"].insert_one({}).inserted_id
+    database["reviews"].insert_one({"product_id": key})
+    before = database["reviews"].index_information()
+    for verb in ("setup", "rebuild"):
+        application(verb, "--app", "shop:store")
+    assert 1 == database["products"].find_one({})["count"]
+    listed = application("teardown", "--app", "shop:asynchronous", "--fields", "--dry-run")
+    assert "would drop index reviews: product_id_1" in listed.stdout
+    assert {"_id": key, "count": 1} == database["products"].find_one({}, {"_treadle": 0})
+    application("teardown", "--app", "shop:store", "--fields")
+    assert {"_id": key} == database["products"].find_one({})
+    assert before == database["reviews"].index_information()
+    assert {"products", "reviews"} == set(database.list_collection_names())
+    again = application("teardown", "--app", "shop:store")
+    assert "There is nothing to take back." in again.stdout

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         retries,
         schedule,
         set_up,
+        setup_record,
         status,
         stream,
+        teardown,
     )
 
 __all__ = [
@@ -36,8 +38,10 @@ __all__ = [
     "retries",
     "schedule",
     "set_up",
+    "setup_record",
     "status",
     "stream",
+    "teardown",
 ]
 
 

@@ -31,7 +31,7 @@ from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.dry_run import list_writes
-from treadle.upkeep import fingerprints, validation, zones
+from treadle.upkeep import fingerprints, setup_record, validation, zones
 from treadle.upkeep.change_stream import has_pre_images
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
@@ -67,8 +67,11 @@ def setup(graph: Graph, dry_run: bool = False, validation: Enforcement = None) -
     for zone, day in (yield from zones.wrong_zones(zones.declared_zones(graph))).items():
         log.warning("%s", zones.describe(zone, day))
     _warn_of_stored_filters(graph)
+    yield from setup_record.require_known_format()
     plan = _setup(graph, server, validation)
-    return (yield from list_writes(plan, [], server)) if dry_run else (yield from plan)
+    if dry_run:
+        return (yield from list_writes(plan, [], server))
+    return (yield from setup_record.recording(plan))
 
 
 def _warn_of_stored_filters(graph: Graph) -> None:

@@ -13,7 +13,7 @@ from treadle.engine import lease
 from treadle.graph.quarantine import SET_ASIDE
 from treadle.patterns.approximation import flush
 from treadle.patterns.tree import state as tree_state
-from treadle.upkeep import change_stream, closed, findings, fingerprints, jobs, position
+from treadle.upkeep import change_stream, closed, findings, fingerprints, jobs, position, setup_record
 
 # What only a worker writes; where there was none before the plan, it came with it.
 _OF_WORKER = (position.COLLECTION, change_stream.BEATS)
@@ -41,7 +41,8 @@ def forget(database: Database[Any], row: before.Row) -> None:
     rules, models = row["rules"], [model.__name__ for model in load_models(row["models"])]
     since = {"$gte": row["begun"]}
     others = {"models": {"$elemMatch": {"$nin": models}}}
-    database[fingerprints.COLLECTION].delete_many({"_id": {"$in": rules}})
+    recorded = [*rules, *map(setup_record.row_name, row["collections"])]
+    database[fingerprints.COLLECTION].delete_many({"_id": {"$in": recorded}})
     database[SET_ASIDE].delete_many({"_id.rule": {"$in": rules}})
     database[findings.COLLECTION].delete_many({"rule": {"$in": rules}})
     database[findings.VERIFICATIONS].delete_many({"_id": {"$in": models}, "at": since})

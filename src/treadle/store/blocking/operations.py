@@ -17,7 +17,7 @@ from pymongo.errors import PyMongoError
 from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.outcomes import Finding, Report
+from treadle.graph.outcomes import Action, Finding, Report
 from treadle.model.document import Document
 from treadle.plan import Plan
 from treadle.store import common
@@ -27,6 +27,35 @@ from treadle.store.blocking.reads import Reads
 
 class Operations(Reads):
     """The calls of a store for its operator."""
+
+    # -- the inverse of setup --------------------------------------------------------------
+
+    def teardown(
+        self,
+        *models: type[Document],
+        dry_run: bool = False,
+        fields: bool = False,
+        throttle: upkeep.jobs.Throttle = None,
+        progress: Report | None = None,
+    ) -> list[Action]:
+        """Take back what `setup()` made for all models, or for these. Returns what was done.
+
+        Drops indexes, validators, views, pre-images and Treadle's own state;
+        what was there before setup stays. `fields=True` also removes derived
+        fields, `_treadle` and the documents of rollups. What holds the only
+        copy of its data stays, and is counted. Stop the worker first.
+        """
+        entries = self.graph.chosen(models)
+        if not dry_run and self.runner.run(upkeep.setup_record.is_known_format()):
+            # Finishes what a crash left half done, which nothing would after this.
+            self._capabilities()
+        job = self._job("teardown", models, "", throttle, progress)
+        done = self.runner.run(
+            upkeep.teardown.teardown(self.graph, entries, job, dry_run=dry_run, fields=fields)
+        )
+        if not dry_run:
+            self.write_path.index_check.clear()
+        return done
 
     # -- proof and repair ---------------------------------------------------------------
 
