@@ -273,21 +273,23 @@ class Scope:
         stages: Sequence[Raw],
         *,
         reads: Iterable[str] | None = None,
+        outdated: Sequence[Raw] | None = None,
         keep: Callable[[Raw], bool] | None = None,
     ) -> Plan[list[Raw]]:
         """Return the rows that stages give for what matches: a set for each part, which the caller merges.
 
         `reads` are the paths that the stages read, None for any. With outdated
-        documents a part is a page of these, of which `keep` says which may
-        match.
+        documents a part is a page of these, of which `outdated` are the
+        stages, if they differ, and `keep` says which may match.
         """
+        of_outdated = stages if outdated is None else outdated
         splits, condition = self.splits(own, reads), self.filter(own)
         current = beside(self.versions.current_only, condition) if splits else condition
         rows: list[Raw] = []
 
         def visit(documents: list[Raw]) -> Plan[None]:
             chosen = [each for each in documents if self.admits(each) and (keep is None or keep(each))]
-            rows.extend((yield from self.evaluate(chosen, [{"$match": condition}, *stages])))
+            rows.extend((yield from self.evaluate(chosen, [{"$match": condition}, *of_outdated])))
 
         for collection in self.collections:
             rows += yield from aggregate(collection, [*([{"$match": current}] if current else []), *stages])
