@@ -75,24 +75,6 @@ def test_calls_inside_the_block_belong_to_it(store):
     assert [] == store.verify()
 
 
-def test_the_block_commits_at_its_end(store):
-    with store.transaction() as session:
-        ada = store.insert(Customer(name="Ada"))
-        store.insert(Order(customer_id=ada.id), session=session)
-    assert 1 == store.get(Customer, ada.id).order_count
-
-
-def test_another_thread_is_outside(store):
-    """A thread that does not inherit the context is no part of the block."""
-    with store.transaction():
-        store.insert(Customer(name="Ada"))
-        counts = []
-        thread = threading.Thread(target=lambda: counts.append(store.count(Customer)))
-        thread.start()
-        thread.join()
-    assert [0] == counts
-
-
 def test_a_thread_that_inherits_the_context_is_refused(store):
     errors = []
 
@@ -293,25 +275,5 @@ def test_a_task_that_outlives_the_block_is_outside(server, database):
         ended.set()
         await task
         assert ["Eve"] == [each.name async for each in store.find(Customer)]
-
-    run_async(server, database, body)
-
-
-def test_other_tasks_meanwhile_are_outside(server, database):
-    async def body(store):
-        inside, done = asyncio.Event(), asyncio.Event()
-
-        async def other():
-            await inside.wait()
-            count = await store.count(Customer)
-            done.set()
-            return count
-
-        task = asyncio.create_task(other())
-        async with store.transaction():
-            await store.insert(Customer(name="Ada"))
-            inside.set()
-            await done.wait()
-        assert 0 == await task
 
     run_async(server, database, body)

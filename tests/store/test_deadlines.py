@@ -17,7 +17,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 
 from tests.support import long_transactions, transaction_lifetime
-from treadle import Approximate, AsyncStore, Count, Document, Limits, Store, TimedOut, UsageError
+from treadle import Approximate, AsyncStore, Count, Document, Store, TimedOut, UsageError
 from treadle.plan.capabilities import Capabilities
 from treadle.store import call_context, common
 
@@ -64,53 +64,6 @@ def product(database: Any) -> None:
 
 def stored_reviews(database: Any) -> int:
     return int(database["reviews"].count_documents({}))
-
-
-# Nobody goes past a group that waits for a locked document.
-QUEUES = Limits(together_wait_seconds=60.0)
-
-
-def test_a_thread_queues_no_longer_than_its_deadline(database: Any, product: None) -> None:
-    store = Store(database, MODELS, limits=QUEUES)
-    errors: list[Exception] = []
-
-    def first() -> None:
-        with pymongo.timeout(60):
-            store.insert(Review(id=1, product_id=1))
-
-    with product_locked(database):
-        thread = threading.Thread(target=first)
-        thread.start()
-        while not store._group_commit._running:
-            time.sleep(0.001)
-        with soon(), pymongo.timeout(0.3), pytest.raises(TimedOut) as caught:
-            store.insert(Review(id=2, product_id=1))
-        errors.append(caught.value)
-    thread.join()
-    assert ["deadline-passed"] == [error.code for error in errors]
-    assert all(error.timeout for error in errors)
-    assert [1] == [each["_id"] for each in database["reviews"].find()]
-    # The queue goes on.
-    store.insert(Review(id=3, product_id=1))
-    assert 2 == store.require(Product, 1).review_count
-
-
-def test_a_task_queues_no_longer_than_its_deadline(server: Any, database: Any, product: None) -> None:
-    async def scenario() -> None:
-        async with AsyncMongoClient[Any](server.uri) as client:
-            store = AsyncStore(client[database.name], MODELS, limits=QUEUES)
-            with product_locked(database):
-                first = asyncio.create_task(store.insert(Review(id=1, product_id=1)))
-                while not store._group_commit._running:
-                    await asyncio.sleep(0)
-                with soon(), pymongo.timeout(0.3), pytest.raises(TimedOut) as caught:
-                    await store.insert(Review(id=2, product_id=1))
-                assert "deadline-passed" == caught.value.code
-            await first
-            await store.insert(Review(id=3, product_id=1))
-            assert 2 == (await store.require(Product, 1)).review_count
-
-    asyncio.run(scenario())
 
 
 def test_a_group_has_the_deadline_of_none_of_the_others(server: Any, database: Any, product: None) -> None:

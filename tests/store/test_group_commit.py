@@ -44,6 +44,8 @@ class Bench:
         self.groups: list[list[int]] = []
         self.since: list[float] = []
         self.locked: dict[int, asyncio.Event] = {}
+        # Whether groups of locked targets conflict, or wait.
+        self.conflicts = True
         # Raises, or not, for the items of a group.
         self.check: Callable[[Sequence[int]], None] = lambda items: None
         self._loop = asyncio.get_running_loop()
@@ -104,7 +106,7 @@ class Bench:
         self.groups.append(list(items))
         self.since.append(call_context.Retries(0)._until)
         for event in [self.locked[each] for (each,) in map(target_of, items) if each in self.locked]:
-            if attempts_max is not None:
+            if attempts_max is not None and self.conflicts:
                 raise Contended
             await event.wait()
         self.check(items)
@@ -152,13 +154,22 @@ def test_the_first_call_goes_alone_at_once_and_the_queue_goes_next(play):
     play(scenario)
 
 
-def test_a_full_group_does_not_wait_where_several_may_be_under_way(play):
+def test_full_groups_do_not_wait_where_several_may_be_under_way(play):
+    """But only so many are at a time."""
+
     async def scenario(bench):
+        bench.conflicts = False
+        bench.lock(10)
         async with bench.queue() as _:
             full = [bench.submit(item) for item in (11, 12)]
-            assert {11, 12} == set(await results(full))
+            await bench.until(lambda: 2 == len(bench.groups))
+            queued = [bench.submit(item) for item in (21, 22)]
+            await bench.until(lambda: 2 == len(bench.batcher._queue))
+            assert 2 == len(bench.groups) == len(bench.batcher._running)
+            bench.unlock(10)
+            assert [11, 12, 21, 22] == await results([*full, *queued])
 
-    play(scenario, size_max=2, groups_max=2)
+    play(scenario, size_max=2, groups_max=2, targets=None)
 
 
 def test_items_that_cannot_go_with_others_go_alone(play):

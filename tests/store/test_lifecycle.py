@@ -23,7 +23,6 @@ from treadle import (
     DuplicateKey,
     ExtendedReference,
     Formula,
-    History,
     Id,
     Indexed,
     Insert,
@@ -312,26 +311,6 @@ def test_unique_indexes_leave_deleted_documents_out_unless_asked(store, written)
     assert [] == store.setup()
 
 
-def test_kinds_are_deleted_softly(store):
-    car, boat = store.insert(Car(name="c")), store.insert(Boat(name="b"))
-    assert store.delete(Vehicle, car.id).deleted is not None
-    assert [boat] == store.find(Vehicle).to_list()
-    assert [car.id] == [each.id for each in store.find(Car, deleted=True)]
-    assert [] == store.find(Boat, deleted=True).to_list()
-    assert isinstance(store.restore(Vehicle, car.id), Car)
-    assert 2 == store.count(Vehicle)
-
-
-def test_older_versions_are_deleted_softly(store, database):
-    key = database["notes"].insert_one({"text": "old"}).inserted_id
-    assert "old" == store.delete(Note, key).body
-    assert ["old"] == [each.body for each in store.find(Note, deleted=True)]
-    assert "old" == store.restore(Note, key).body
-    store.delete(Note, key)
-    store.migrate(Note)
-    assert {2: 1} == store.migration_status(Note)
-
-
 def test_deletions_and_sources_that_race_agree(database):
     store = Store(database, MODELS)
     store.setup()
@@ -352,17 +331,6 @@ def test_deletions_and_sources_that_race_agree(database):
     race(*[lambda number=number: delete_and_restore(number) for number in range(4)], bury_the_author)
     assert (2, 2) == (store.get(Blog, blog.id).posts, store.get(Person, ann.id).posts)
     assert [] == store.verify()
-
-
-def test_what_is_not_declared_is_refused(store):
-    for call in (
-        lambda: store.restore(Plain, ObjectId()),
-        lambda: store.purge(Plain),
-        lambda: store.find(Plain, deleted=True),
-    ):
-        with pytest.raises(UsageError) as caught:
-            call()
-        assert "soft-delete-undeclared" == caught.value.code
 
 
 @pytest.mark.parametrize("deletion", ["soft", "hard"])
@@ -409,25 +377,6 @@ def test_on_delete_follows_a_soft_deletion(run, deletion):
 
 
 # -- beside other patterns ------------------------------------------------------------------------------
-
-
-class Page(Document, collection="pages", history=History(), soft_delete="gone"):
-    text: str = ""
-    gone: dt.datetime | None = None
-
-
-def test_a_soft_deletion_ends_a_state_and_a_restored_document_begins_one(run):
-    store = run.store([Page])
-    store.setup()
-    page = store.insert(Page(text="a"))
-    store.delete(Page, page.id)
-    states = store.history(Page, page.id).to_list()
-    assert [1] == [each.revision for each in states]
-    assert states[0].valid_to is not None
-    store.restore(Page, page.id)
-    states = store.history(Page, page.id).to_list()
-    assert [(2, True), (1, False)] == [(each.revision, each.valid_to is None) for each in states]
-    assert [] == store.verify()
 
 
 class Craft(Document, collection="crafts", discriminator="type", soft_delete="deleted_at"):

@@ -199,16 +199,6 @@ def test_extras_kinds_and_older_versions_are_not_concerned(store):
         store.update_many(Note, {}, {"$set": {"txet": "x"}})
 
 
-def test_readings_are_checked_too(store):
-    store.setup()
-    with pytest.raises(UsageError) as caught:
-        store.find(Reading, {"vlaue": 1}).to_list()
-    assert "field-unknown" == caught.value.code
-    sensor = ObjectId()
-    store.insert(Reading(sensor_id=sensor, ts=dt.datetime(2024, 1, 1, tzinfo=dt.UTC)))
-    assert 1 == store.count(Reading, {"sensor_id": str(sensor)})
-
-
 @pytest.mark.quick
 def test_text_is_an_id_where_the_field_is_one(store):
     customer = store.insert(Customer(name="x"))
@@ -273,8 +263,3 @@ def test_array_filters_are_filters_of_elements(store):
         store.update(Order, order.id, change, array_filters=[{"$or": [{"line.quantitty": 1}]}])
     unchecked = Unchecked(change)
     assert after == store.update(Order, order.id, unchecked, array_filters=[{"line.quantitty": 1}])
-
-
-def test_text_is_an_id_in_models_with_versions_too(store):
-    note = store.insert(Note(body="a"))
-    assert [note] == store.find(Note, {"_id": {"$in": [str(note.id)]}, "text": {"$exists": False}}).to_list()

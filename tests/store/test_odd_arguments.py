@@ -1,4 +1,4 @@
-"""Arguments that no program means, and that a request may carry: our own error, short, whatever the call."""
+"""Values that the driver cannot encode, or that no program means: our own error, short, whatever the call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from treadle import AncestorArray, Bucket, Document, History, Outlier, UsageError
+from treadle import AncestorArray, Bucket, Count, Document, History, Id, Outlier, UsageError
 from treadle.errors import MESSAGE_LENGTH_MAX, TreadleError
 
 
@@ -37,6 +37,16 @@ class Reading(
     value: Any = None
 
 
+class Owner(Document, collection="owners"):
+    number: Annotated[int, Count("Counted", by="owner_id")] = 0
+
+
+class Counted(Document, collection="counted", validation="off"):
+    id: Any = None
+    owner_id: Id | None = None
+    value: Any = None
+
+
 def nested(levels: int) -> Any:
     value: Any = 1
     for _ in range(levels):
@@ -53,11 +63,18 @@ ODD = {
     "nested too deeply": nested(3_000),
     "a list of itself": ROUND,
     "no value": object(),
+    "a key with NUL": {"a\0b": 1},
+    "a set with more than 64 bits": {1, 2**64},
 }
 CALLS = {
     "get": lambda store, odd: store.get(Node, odd),
     "get_many": lambda store, odd: store.get_many(Fan, [odd]),
     "find": lambda store, odd: list(store.find(Loose, {"value": odd})),
+    "find_one": lambda store, odd: store.find_one(Counted, {"value": odd}),
+    "count": lambda store, odd: store.count(Loose, {"value": odd}),
+    "exists": lambda store, odd: store.exists(Loose, {"value": odd}),
+    "distinct": lambda store, odd: store.distinct(Loose, "value", {"value": odd}),
+    "page": lambda store, odd: store.page(Loose, {"value": odd}, sort="_id"),
     "require": lambda store, odd: store.require(Loose, {"value": odd}),
     "of readings": lambda store, odd: store.require(Reading, {"value": odd}),
     "sort": lambda store, odd: list(store.find(Loose, sort=odd)),
@@ -67,6 +84,14 @@ CALLS = {
     "aggregate": lambda store, odd: list(store.aggregate(Loose, [{"$match": {"value": odd}}])),
     "insert": lambda store, odd: store.insert(Loose.model_construct(id=1, value=odd)),
     "insert an id": lambda store, odd: store.insert(Fan.model_construct(id=odd)),
+    "insert counted": lambda store, odd: store.insert(Counted(value=odd)),
+    "insert_many": lambda store, odd: store.insert_many([Counted(), Counted(value=odd)]),
+    "replace": lambda store, odd: store.replace(Counted(id=1, value=odd)),
+    "update counted": lambda store, odd: store.update(Counted, 1, {"$set": {"value": odd}}),
+    "update by": lambda store, odd: store.update(Loose, {"value": odd}, {"$set": {"value": 1}}),
+    "push": lambda store, odd: store.update_many(Counted, {}, {"$push": {"value": odd}}),
+    "delete": lambda store, odd: store.delete(Counted, {"value": odd}),
+    "delete_many": lambda store, odd: store.delete_many(Counted, {"value": odd}),
     "upsert": lambda store, odd: store.upsert(
         Loose, {"_id": 1}, {"$set": {"value": odd}}, insert=Loose(id=1)
     ),
@@ -84,7 +109,8 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_odd_arguments(run, call):
-    store = run.store([Loose, Node, Fan, Reading])
+    store = run.store([Loose, Node, Fan, Reading, Owner, Counted])
+    counted = store.insert(Counted(id=1))
     store.insert_many([Node(id=1)])
     store.insert(Fan(id=1))
     store.insert(Reading(sensor="a", at=datetime(2026, 1, 1, tzinfo=UTC)))
@@ -96,6 +122,7 @@ def test_odd_arguments(run, call):
             refused += 1
             assert len(str(error)) < MESSAGE_LENGTH_MAX + 100
     assert refused
+    assert [counted] == store.find(Counted).to_list()
 
 
 @pytest.mark.parametrize("identity", [[1], {"$x": 1}])
@@ -110,3 +137,33 @@ def test_no_skip_is_none(run):
     store = run.store([Loose])
     store.insert(Loose(id=1))
     assert 1 == len(list(store.find(Loose, skip=None)))
+
+
+def test_a_limit_of_none_at_all_is_refused(run):
+    store = run.store([Loose])
+    for limit in (0, -1, True, 1.5, 2**64):
+        with pytest.raises(UsageError):
+            list(store.find(Loose, limit=limit))
+    for skip in (-1, 2**64):
+        with pytest.raises(UsageError):
+            list(store.find(Loose, skip=skip))
+
+
+def test_treadles_own_and_names_with_a_dollar_are_refused_in_plain_models(run, database):
+    store = run.store([Loose])
+    made = store.insert(Loose(id=1))
+    raw = database["loose"].find_one({})
+    for update in (
+        {"$set": {"_treadle": 1}},
+        {"$set": {"_treadle.n": 1}},
+        {"$unset": {"_treadle": ""}},
+        {"$rename": {"value": "_treadle"}},
+        {"$set": {"$x": 1}},
+        {"$set": {"value.$x": 1}},
+        [{"$set": {"_treadle.n": 1}}],
+    ):
+        with pytest.raises(UsageError):
+            store.update(Loose, made.id, update)
+        with pytest.raises(UsageError):
+            store.update_many(Loose, {}, update)
+    assert raw == database["loose"].find_one({})

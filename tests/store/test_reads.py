@@ -159,21 +159,6 @@ def test_get_many_keeps_the_order_and_shows_gaps(store):
         store.get_many(Person, [{"$ne": None}])
 
 
-def test_get_many_asks_in_chunks(run, constants):
-    constants(read_keys_max=2)
-    store = run.store([Person])
-    people = store.insert_many([Person(name=str(number)) for number in range(5)])
-    ids = [each.id for each in reversed(people)]
-    assert ["4", "3", "2", "1", "0"] == [each.name for each in store.get_many(Person, ids)]
-
-
-def test_exists(store, ada):
-    assert store.exists(Customer)
-    assert store.exists(Customer, {"fullName": "Ada"})
-    assert not store.exists(Customer, {"fullName": "Eve"})
-    assert not store.exists(Book)
-
-
 def test_distinct_gives_python_values(store, ada):
     assert [Decimal("1.5")] == store.distinct(Customer, "lines.price")
     assert [Colour.BLUE] == store.distinct(Customer, "colour")
@@ -183,13 +168,6 @@ def test_distinct_gives_python_values(store, ada):
     with pytest.raises(UsageError, match="did you mean 'full_name'") as raised:
         store.distinct(Customer, "ful_name")
     assert "field-unknown" == raised.value.code
-
-
-def test_distinct_is_confined_to_a_kind(store):
-    store.insert_many([Book(title="a", isbn="1"), Film(title="b", minutes=2)])
-    assert ["a"] == store.distinct(Book, "title")
-    assert ["a", "b"] == sorted(store.distinct(Item, "title"))
-    assert ["1"] == store.distinct(Item, "isbn")
 
 
 # -- into= ------------------------------------------------------------------------------------
@@ -302,6 +280,30 @@ def test_a_card_that_contains_itself(run):
     assert "c" == card.node.children[0].children[0].name
 
 
+class Spoilt(Document, collection="spoilt"):
+    id: int
+    n: int
+
+
+class SpoiltCard(BaseModel):
+    n: int
+
+
+@pytest.mark.quick
+def test_a_spoilt_document_is_named_or_passed_over(run, database):
+    store = run.store([Spoilt])
+    database["spoilt"].insert_many([{"_id": i, "n": n} for i, n in enumerate([1, "two", 3, 5])])
+    for into in (None, SpoiltCard):
+        with pytest.raises(DataError, match="_id 1"):
+            store.find(Spoilt, sort="_id", into=into).to_list()
+        results = store.find(Spoilt, sort="_id", invalid="skip", into=into)
+        assert [1, 3, 5] == [each.n for each in results]
+        (error,) = results.invalid
+        assert ("document-invalid", True) == (error.code, "_id 1" in str(error))
+    with pytest.raises(UsageError):
+        store.find(Spoilt, invalid="ignore")
+
+
 # -- readings ---------------------------------------------------------------------------------
 
 
@@ -361,13 +363,6 @@ def test_aggregate_streams_python_values_or_models(store, ada):
     ]
     assert [{"_id": ada.id, "total": Decimal("2.50")}] == store.aggregate(Order, pipeline).to_list()
     assert [Total(_id=ada.id, total="2.50")] == store.aggregate(Order, pipeline, into=Total).to_list()
-
-
-def test_aggregate_is_confined_to_a_kind(store):
-    store.insert_many([Book(title="a", isbn="1"), Film(title="b", minutes=2)])
-    assert [{"n": 1}] == store.aggregate(Book, [{"$count": "n"}]).to_list()
-    assert [] == store.aggregate(Book, [{"$match": {"title": "b"}}]).to_list()
-    assert [{"n": 2}] == store.aggregate(Item, [{"$count": "n"}]).to_list()
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import decimal
-import inspect
 from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
-from pymongo.errors import DuplicateKeyError, InvalidOperation, ServerSelectionTimeoutError
+from pymongo.errors import InvalidOperation, ServerSelectionTimeoutError
 
 from tests.support import Colour
-from treadle import AsyncStore, Count, DataError, Document, Store, UsageError
+from treadle import AsyncStore, Count, Document, Store, UsageError
 from treadle.engine import fan_outs
 
 
@@ -33,13 +32,6 @@ class Person(Document, collection="people"):
 @pytest.fixture
 def store(run):
     return run.store([Person])
-
-
-def test_insert_and_get(store):
-    ann = store.insert(Person(name="Ann", address=Address(city="Bern")))
-    assert ann == store.get(Person, ann.id)
-    assert ann == store.get(Person, str(ann.id))
-    assert store.get(Person, ObjectId()) is None
 
 
 def test_find_filters_sorts_skips_and_limits(store):
@@ -85,49 +77,11 @@ def test_update_returns_the_document_after(store):
     assert 2 == store.update(Person, {"name": "Ann"}, [{"$set": {"age": {"$add": ["$age", 1]}}}]).age
 
 
-def test_filters_and_updates_take_python_values(store):
-    store.insert(Person(name="Ann", colour=Colour.BLUE, wallet=decimal.Decimal("2")))
-    assert 1 == store.count(Person, {"colour": Colour.BLUE})
-    assert 1 == store.count(Person, {"wallet": {"$gte": decimal.Decimal("1.5")}})
-    assert 1 == store.update_many(
-        Person, {"colour": {"$in": {Colour.BLUE}}}, {"$set": {"colour": Colour.RED}}
-    )
-    assert 1 == store.count(Person, {"colour": Colour.RED})
-
-
-def test_update_many_and_delete_many_count(store):
-    store.insert_many([Person(name="a"), Person(name="a"), Person(name="b")])
-    assert 2 == store.update_many(Person, {"name": "a"}, {"$set": {"age": 5}})
-    assert 2 == store.delete_many(Person, {"age": 5})
-    assert 1 == store.count(Person)
-
-
 def test_replace_writes_the_whole_document(store):
     ann = store.insert(Person(name="Ann", age=3))
     replaced = store.replace(ann.model_copy(update={"name": "Anna"}))
     assert replaced == store.get(Person, ann.id)
     assert "Anna" == replaced.name
-
-
-def test_replace_of_a_document_that_is_gone_raises(store):
-    with pytest.raises(DataError, match="not stored") as caught:
-        store.replace(Person(name="Ghost"))
-    assert "document-gone" == caught.value.code
-    assert 0 == store.count(Person)
-
-
-def test_delete_returns_what_was_deleted(store):
-    ann = store.insert(Person(name="Ann"))
-    assert ann == store.delete(Person, ann.id)
-    assert store.delete(Person, ann.id) is None
-    store.insert(ann)
-    assert ann == store.delete(Person, {"name": "Ann"})
-
-
-def test_a_second_insert_of_the_same_id_is_the_drivers_error(store):
-    ann = store.insert(Person(name="Ann"))
-    with pytest.raises(DuplicateKeyError):
-        store.insert(ann)
 
 
 def test_a_transaction_commits_or_aborts(store, database):
@@ -251,10 +205,6 @@ def test_unknown_models_and_mixed_bulk_inserts_are_refused(store):
     assert 0 == store.count(Person)
 
 
-def test_insert_many_of_nothing_is_nothing(store):
-    assert [] == store.insert_many([])
-
-
 @pytest.mark.parametrize(
     ("value", "code"),
     [
@@ -357,19 +307,6 @@ def test_entering_a_store_that_reaches_no_server_closes_its_client():
         pass
     with pytest.raises(InvalidOperation):
         store.get(Club, 1)
-
-
-def test_both_shells_have_the_same_calls():
-    """A call that only one of them has is a call that was forgotten."""
-
-    def calls(kind: type) -> dict[str, list[str]]:
-        return {
-            name: list(inspect.signature(member).parameters)
-            for name, member in inspect.getmembers(kind, callable)
-            if not name.startswith("_")
-        }
-
-    assert calls(Store) == calls(AsyncStore)
 
 
 def test_each_store_takes_its_own_kind_of_database(server, database):

@@ -35,7 +35,6 @@ from treadle import (
     Indexed,
     Limits,
     Store,
-    TimedOut,
     UsageError,
 )
 
@@ -340,106 +339,6 @@ def test_inserts_are_one_command_and_each_gets_its_own_error(crowd: Crowd, datab
         assert getattr(alone.value, "details", None) == getattr(results[at], "details", None)
 
 
-# -- who waits for whom ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
-def test_one_that_waits_for_a_lock_holds_up_nobody_else(server: Any, database: Any, tasks: bool) -> None:
-    """It goes first and alone, and ends only after the others; they queue behind it all the same."""
-    Store(database, MODELS).setup()
-    crowd = Crowd(server.uri, database.name, tasks, Limits(together_wait_seconds=0.1))
-    crowd.wait(lambda: crowd.store.insert(Person(name="first")))
-    lane = crowd.lane("insert_one")
-    with database.client.start_session() as session, session.start_transaction():
-        database.people.insert_one({"name": "mine", "slot": 0}, session=session)
-        jobs: list[Job] = [
-            lambda store, slot=slot: store.insert(Person(name="x", slot=slot)) for slot in range(4)
-        ]
-        if tasks:
-
-            async def others() -> list[Any]:
-                first, *rest = [asyncio.ensure_future(job(crowd.store)) for job in jobs]
-                await asyncio.sleep(0)
-                assert lane._running
-                results = await asyncio.gather(*rest)
-                assert not first.done()
-                session.abort_transaction()
-                return [await first, *results]
-
-            results = crowd.wait(others, WAIT_SECONDS_MAX)
-        else:
-            results = [None] * len(jobs)
-
-            def perform(number: int) -> None:
-                results[number] = jobs[number](crowd.store)
-
-            threads = [threading.Thread(target=perform, args=(at,), daemon=True) for at in range(len(jobs))]
-            threads[0].start()
-            while not lane._running:
-                time.sleep(0.001)
-            for thread in threads[1:]:
-                thread.start()
-            for thread in threads[1:]:
-                thread.join(WAIT_SECONDS_MAX)
-            assert results[0] is None
-            assert None not in results[1:]
-            session.abort_transaction()
-            threads[0].join(WAIT_SECONDS_MAX)
-    assert [0, 1, 2, 3] == [each.slot for each in results]
-    crowd.close()
-
-
-def test_a_full_group_does_not_wait_for_one_that_is_under_way(server: Any, database: Any) -> None:
-    Store(database, MODELS).setup()
-    crowd = Crowd(server.uri, database.name, True, Limits(together_max=3, together_wait_seconds=3600))
-    crowd.wait(lambda: crowd.store.insert(Person(name="first")))
-    lane = crowd.lane("insert_one")
-
-    def added(slot: int) -> Any:
-        return asyncio.ensure_future(crowd.store.insert(Person(name="x", slot=slot)))
-
-    async def main(session: Any) -> list[Any]:
-        first = added(0)
-        await asyncio.sleep(0)
-        crowd.heard.clear()
-        results = await asyncio.wait_for(asyncio.gather(*map(added, (1, 2, 3))), WAIT_SECONDS_MAX)
-        assert ["insert"] == crowd.heard.names
-        assert 3 == len(crowd.heard.commands[0][1]["documents"])
-        assert not first.done()
-        session.abort_transaction()
-        return [await asyncio.wait_for(first, WAIT_SECONDS_MAX), *results]
-
-    with database.client.start_session() as session, session.start_transaction():
-        database.people.insert_one({"name": "mine", "slot": 0}, session=session)
-        results = crowd.wait(lambda: main(session))
-    assert [0, 1, 2, 3] == [each.slot for each in results]
-    assert not lane._running
-    crowd.close()
-
-
-def test_only_so_many_groups_are_under_way_at_once(server: Any, database: Any, constants: Any) -> None:
-    Store(database, MODELS).setup()
-    ids = stored(database, 40)
-    constants(command_groups_max=2)
-    limits = Limits(together_max=3, together_wait_seconds=3600)
-    crowd = Crowd(server.uri, database.name, True, limits)
-    crowd.wait(lambda: crowd.store.get(Person, ids[0]))
-    lane, flying = crowd.lane("find"), list[int]()
-    perform = lane._perform
-
-    async def counted(commands: Any, attempts_max: Any) -> Any:
-        flying.append(len(lane._running))
-        return await perform(commands, None)
-
-    lane._perform = counted
-    results = crowd.wait(lambda: asyncio.gather(*(crowd.store.get(Person, each) for each in ids)))
-    assert [str(number) for number in range(40)] == [each.name for each in results]
-    assert 2 == max(flying)
-    # The first call, and 13 groups of three.
-    assert 14 == len(flying)
-    crowd.close()
-
-
 # -- who goes alone -------------------------------------------------------------------------------
 
 
@@ -475,17 +374,6 @@ def test_a_caller_with_a_session_or_transaction_waits_for_nobody(crowd: Crowd, d
     assert ("0", "new", "new") == (one.name, two.name, three.name)
 
 
-def test_a_single_caller_sends_what_it_always_did(crowd: Crowd, database: Any) -> None:
-    ids = stored(database, 2)
-    crowd.heard.clear()
-    crowd.wait(lambda: crowd.store.get(Person, ids[0]))
-    crowd.wait(lambda: crowd.store.update(Person, ids[0], {"$inc": {"age": 1}}))
-    crowd.wait(lambda: crowd.store.delete(Person, ids[0]))
-    crowd.wait(lambda: crowd.store.insert(Person(name="new")))
-    assert ["find", "findAndModify", "findAndModify", "insert"] == crowd.heard.names
-    assert {"_id": ids[0]} == crowd.heard.commands[0][1]["filter"]
-
-
 def test_ids_that_a_collation_takes_for_equal_are_found(server: Any, database: Any) -> None:
     class Word(Document, collection="words"):
         id: str
@@ -502,51 +390,6 @@ def test_ids_that_a_collation_takes_for_equal_are_found(server: Any, database: A
             return [each and each.n for each in gets]
 
     assert [None, 1, 1, 2, None] == asyncio.run(main())
-
-
-# -- deadlines and cancellation -------------------------------------------------------------------
-
-
-def test_a_queued_call_waits_no_longer_than_its_deadline(crowd: Crowd, database: Any) -> None:
-    (first,) = stored(database, 1)
-    for kind, call in (
-        ("find", lambda: crowd.store.get(Person, first)),
-        ("insert_one", lambda: crowd.store.insert(Person(name="late"))),
-    ):
-        lane = crowd.lane(kind)
-        lane._running.add(HELD)
-        with pytest.raises(TimedOut) as late:
-            crowd.wait(call, seconds=0.05)
-        assert "deadline-passed" == late.value.code
-        lane._finish(HELD)
-        assert not lane._running
-    assert [(first, 0)] == [(each["_id"], each["age"]) for each in database.people.find()]
-
-
-def test_a_cancelled_task_leaves_the_others_alone(server: Any, database: Any) -> None:
-    Store(database, MODELS).setup()
-
-    async def main() -> list[Any]:
-        async with AsyncMongoClient(server.uri) as client:
-            store = AsyncStore(client[database.name], MODELS, limits=PATIENT)
-            await store.insert(Person(name="first"))
-            lane = store.runner._lanes["people", "insert_one"]
-            lane._running.add(HELD)
-            tasks = [asyncio.ensure_future(store.insert(Person(name=str(n)))) for n in range(6)]
-            while len(lane._queue) < 6:
-                await asyncio.sleep(0)
-            tasks[0].cancel()
-            tasks[3].cancel()
-            lane._finish(HELD)
-            await asyncio.sleep(0)
-            # Its group is under way now; what becomes of it is not known.
-            tasks[5].cancel()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-
-    results = asyncio.run(main())
-    assert ["1", "2", "4"] == [each.name for each in results if isinstance(each, Person)]
-    names = {each["name"] for each in database.people.find()}
-    assert {"first", "1", "2", "4"} <= names <= {"first", "1", "2", "4", "5"}
 
 
 # -- random histories -----------------------------------------------------------------------------

@@ -177,17 +177,6 @@ def test_setup_and_the_first_write_refuse_it(plain, label):
     assert [] == plain.list_collection_names()
 
 
-def test_an_async_store_refuses_it(alone, plain):
-    async def insert() -> None:
-        async with AsyncMongoClient[Any](alone.uri) as own:
-            await AsyncStore(own["plain"], [Review, Product]).insert(Review())
-
-    with pytest.raises(DeclarationError) as refused:
-        asyncio.run(insert())
-    check(refused.value, "Product.reviews")
-    assert [] == plain.list_collection_names()
-
-
 def test_a_flush_from_memory_is_refused_and_loses_nothing(alone, plain):
     async def flush() -> None:
         async with AsyncMongoClient[Any](alone.uri) as own:
@@ -200,23 +189,6 @@ def test_a_flush_from_memory_is_refused_and_loses_nothing(alone, plain):
 
     asyncio.run(flush())
     assert [] == plain.list_collection_names()
-
-
-def test_sampled_counters_need_none(plain):
-    with Store(plain, [Page]) as store:
-        store.setup()
-        store.insert(Page())
-        store.counter(Page, "shares").add(1)
-    assert [(1, 1)] == [(each["_id"], each["shares"]) for each in plain["pages"].find()]
-
-
-@EACH
-def test_a_replica_set_takes_it(database, label):
-    """So that it is the server, and not the declaration, that was refused."""
-    models, make = REFUSED[label]
-    store = Store(database, models)
-    store.setup()
-    store.insert(make())
 
 
 def test_a_transaction_block_is_refused(plain):

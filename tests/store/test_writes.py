@@ -99,19 +99,6 @@ def test_upsert_inserts_then_updates(store):
     assert (False, 9) == (by_id.created, by_id.document.visits)
 
 
-def test_upsert_is_maintained_like_any_write(store):
-    shop = store.insert(Shop())
-    for amount in (5, 6):
-        store.upsert(
-            Sale,
-            {"shop_id": shop.id, "number": 1},
-            {"$set": {"amount": amount}},
-            insert=Sale(shop_id=shop.id, number=1, amount=amount),
-        )
-    assert (1, 6) == (store.get(Shop, shop.id).sales, store.get(Shop, shop.id).total)
-    assert [] == store.verify()
-
-
 @pytest.mark.parametrize(
     "filter",
     [{"nickname": "x"}, {}, {"email": {"$gt": "a"}}, {"$or": [{"email": "a"}, {"email": "b"}]}],
@@ -123,12 +110,6 @@ def test_upsert_without_a_unique_index_is_refused(store, filter):
     assert 0 == store.count(Account)
 
 
-def test_upsert_of_another_document_than_the_filter_finds_is_refused(store):
-    with pytest.raises(UsageError) as caught:
-        store.upsert(Account, {"email": "a"}, {"$inc": {"visits": 1}}, insert=Account(email="b"))
-    assert "upsert-not-unique" == caught.value.code
-
-
 def test_upsert_of_a_kind_goes_by_its_partial_index(store):
     store.insert(Film(name="x"))
     for _ in range(2):
@@ -137,12 +118,6 @@ def test_upsert_of_a_kind_goes_by_its_partial_index(store):
     with pytest.raises(UsageError) as caught:
         store.upsert(Book, {"isbn": None}, {"$inc": {"read": 1}}, insert=Book(name="x"))
     assert "upsert-not-unique" == caught.value.code
-
-
-def test_upsert_of_an_older_version_updates_it(store, database):
-    database["notes"].insert_one({"slug": "a", "text": "old"})
-    upserted = store.upsert(Note, {"slug": "a"}, {"$inc": {"rank": 1}}, insert=Note(slug="a"))
-    assert (False, 1, "old") == (upserted.created, upserted.document.rank, upserted.document.body)
 
 
 @pytest.mark.parametrize("derived", [False, True])
@@ -224,13 +199,6 @@ def test_change_of_maintained_fields_and_of_missing_documents_is_refused(store):
     with pytest.raises(DataError) as missing:
         store.change(Account(email="x"), visits=1)
     assert "document-gone" == missing.value.code
-
-
-def test_change_moves_what_others_count(store):
-    one, two = store.insert_many([Shop(), Shop()])
-    sale = store.insert(Sale(shop_id=one.id, number=1, amount=4))
-    store.change(sale, shop_id=two.id)
-    assert [0, 4] == [store.get(Shop, each.id).total for each in (one, two)]
 
 
 @pytest.mark.parametrize("model", [Account, Shop, Film, Note])
