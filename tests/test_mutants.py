@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from tests.patterns.archive.models import COUNTED, NOW, OLD, Sale, Shop, places
-from tests.patterns.history import test_writes as history_writes
+from tests.patterns.history import test_track as history_writes
 from tests.patterns.history.models import Policy, disorder, rows
 from tests.test_two_sessions import RACES, race, started
 from tests.upkeep.followed import leading, read
@@ -49,7 +49,7 @@ from treadle.graph.versions import Upgraded, VersionChain
 from treadle.patterns import links
 from treadle.patterns.archive import moves
 from treadle.patterns.archive.rule import ArchiveRule
-from treadle.patterns.history import rows as history_rows
+from treadle.patterns.history import track as history_track
 from treadle.patterns.history.rows import HistoryRows
 from treadle.patterns.history.rule import WrittenHistory
 from treadle.plan import (
@@ -192,13 +192,15 @@ def a_deletion_has_no_former_state(patch: Patch) -> None:
 
 
 def history_is_written_beside_the_commit(patch: Patch) -> None:
-    patch.setattr(
-        WrittenHistory, "record", lambda self, changes, ledger: outside(lambda: self.advance(changes, ledger))
-    )
+    def record(self: Any, changes: Any, ledger: Any) -> Any:
+        return outside(lambda: history_track.record(self, changes, ledger))
+
+    patch.setattr(WrittenHistory, "record", record)
 
 
 def history_ends_by_another_clock(patch: Patch) -> None:
-    patch.setattr(history_rows, "END", {"$literal": dt.datetime(2001, 1, 1, tzinfo=dt.UTC)})
+    wrong = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
+    patch.setattr(history_track, "_latest", lambda at, floor: at if floor is None else wrong)
 
 
 def history_has_one_state_per_commit(patch: Patch) -> None:

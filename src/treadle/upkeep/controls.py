@@ -17,6 +17,7 @@ from pymongo.errors import OperationFailure
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.rule import Rule
+from treadle.graph.rule_set import implements
 from treadle.model.text import quote
 from treadle.plan import Plan, Raw, delete_one, find, find_one, update_one
 from treadle.plan.server_errors import HISTORY_LOST
@@ -28,8 +29,17 @@ Resumed = Literal["following", "behind", "building"]
 
 
 def pausable(graph: Graph) -> dict[str, Rule]:
-    """The rules that are maintained beside the writers, by their labels."""
-    return {rule.place.label: rule for rule in graph.rules if rule.maintain != "write" or rule.due_work}
+    """The rules that are maintained beside the writers, by their labels; what they miss is recomputed."""
+    return {
+        rule.place.label: rule
+        for rule in graph.rules
+        if (rule.maintain != "write" or rule.due_work) and not _replays(rule)
+    }
+
+
+def _replays(rule: Rule) -> bool:
+    """Whether a rule records every change of the stream, so that no backfill makes good what it misses."""
+    return rule.maintain == "stream" and implements(rule, "replay")
 
 
 def together(graph: Graph, label: str) -> list[Rule]:
@@ -46,6 +56,12 @@ def require(graph: Graph, label: Any) -> None:
     """Refuse what is no rule that could be paused."""
     if isinstance(label, str) and label in pausable(graph):
         return
+    if any(rule.place.label == label and _replays(rule) for rule in graph.rules):
+        raise UsageError(
+            f"{label} is recorded from each change in the stream; states that pass during a pause could not "
+            "be recovered: stop the worker for a moment instead, which reads on from where it stopped",
+            code="rule-not-pausable",
+        )
     if any(rule.place.label == label for rule in graph.rules):
         raise UsageError(
             f"{label} is maintained in the writers' own commits, so that there is nothing to pause; "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from treadle import AncestorArray, Count, Document, ExtendedReference, History, Limits, Outlier
+from treadle import AncestorArray, Count, Document, ExtendedReference, History, Limits, Outlier, migration
 
 UTC = dt.UTC
 
@@ -80,6 +80,22 @@ class Truck(Vehicle, kind="truck"):
 class Followed(Document, collection="followed", history=History(maintain="stream")):
     id: int
     name: str = ""
+
+
+class PolicyV1(Document, collection="versioned", version=1, history=History()):
+    id: int
+    name: str
+
+
+class PolicyV2(Document, collection="versioned", version=2, history=History()):
+    id: int
+    holder: str
+
+
+@migration(PolicyV2, from_version=1)
+def rename(raw: dict[str, Any]) -> dict[str, Any]:
+    raw["holder"] = raw.pop("name")
+    return raw
 
 
 def rows(database: Any, key: Any, collection: str = "policies_history") -> list[dict[str, Any]]:

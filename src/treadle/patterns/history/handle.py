@@ -1,4 +1,4 @@
-"""The calls on a model's history: its states, documents as of a moment, and the way back."""
+"""The calls on a model's history: states, documents as of a moment, and `revert`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymongo import DESCENDING
+from bson import MinKey
 
 from treadle.engine.document_layout import layout_of
 from treadle.engine.replaces import ChangeKind, Replace, Restore
@@ -20,12 +20,10 @@ from treadle.graph.outcomes import State
 from treadle.graph.write import Selector, Write
 from treadle.model.bson_types import as_moment
 from treadle.model.document import Document
-from treadle.patterns.history.rows import HistoryRows
+from treadle.patterns.history.rows import NEWEST, NEWEST_OF_EACH, HistoryRows
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.query.filters import parse_filter
 from treadle.query.paths import put, value_at
-
-NEWEST = [("valid_from", DESCENDING)]
 
 
 class HistoryHandle:
@@ -39,11 +37,11 @@ class HistoryHandle:
     # -- states ------------------------------------------------------------------------------------
 
     def states(self, id: Any) -> StateReader:
-        """What reads the states of a document, the newest first."""
+        """Return a reader of the states of a document, the newest first."""
         return StateReader(self.rule, self.entry.ids.encode(id))
 
     def at(self, id: Any, moment: Any) -> Plan[Any]:
-        """The document as it was at a moment, or None."""
+        """Return the document as it was at a moment, or None."""
         document = yield from self._document_at(self.entry.ids.encode(id), as_moment(moment))
         if document is None or not self.entry.targets.admits(document):
             return None
@@ -58,7 +56,7 @@ class HistoryHandle:
         return document
 
     def _document_of(self, key: Any, revision: Any) -> Plan[Raw]:
-        """The document of one state, by its number."""
+        """Return the document of one state, by its number."""
         row = None
         if isinstance(revision, int) and not isinstance(revision, bool):
             chosen = {**self.rule.of(key), "revision": revision}
@@ -73,19 +71,19 @@ class HistoryHandle:
         return document
 
     def find_at(self, filter: Any, moment: Any) -> PageReader[Any]:
-        """What reads the documents that matched at a moment."""
+        """Return a reader of the documents that matched at a moment."""
         return MomentReader(
             self.rule, self.entry, parse_filter(self.entry.paths.fields, filter), as_moment(moment)
         )
 
-    # -- the way back ----------------------------------------------------------------
+    # -- revert --------------------------------------------------------------------------------------
 
     def revert(self, id: Any, revision: int) -> Plan[Any]:
         """Write the document as it was in an earlier state: a new state, the same fields.
 
         What only an insert may set, such as the place in a tree, stays as it is.
         """
-        # Of whichever kind it was, and is.
+        # Of any kind: the state may have another than the document.
         whole, key = self.rule.target, self.entry.ids.encode(id)
         state = yield from upgraded(whole, [(yield from self._document_of(key, revision))])
         document = whole.codec.load(state[0])
@@ -105,7 +103,7 @@ class HistoryHandle:
 
 
 class Revert(Write[Any]):
-    """An earlier state over the stored document, whoever wrote that since, and also if it is deleted."""
+    """An earlier state over the stored document, whatever its revision, and also if it is soft-deleted."""
 
     def __init__(self, entry: ModelEntry, document: Document, was: ModelEntry) -> None:
         self.entry = entry
@@ -123,13 +121,13 @@ class Revert(Write[Any]):
 
 
 def load(entry: ModelEntry, documents: Sequence[Raw]) -> Plan[list[Document]]:
-    """States as the models of the present have them."""
+    """Return states as documents of the current version."""
     current = yield from upgraded(entry, documents)
     return [entry.codec.load(document) for document in current]
 
 
 class StateReader(PageReader[Any]):
-    """The states of one document, the newest first."""
+    """Reads the states of one document, the newest first."""
 
     def __init__(self, rule: HistoryRows, key: Any) -> None:
         self.page = rule.limits.find_page
@@ -151,21 +149,20 @@ class StateReader(PageReader[Any]):
 
 
 class MomentReader(PageReader[Any]):
-    """The documents of a model that matched a filter at a moment, in the order of their ids."""
+    """Reads the documents of a model that matched a filter at a moment, in the order of their ids."""
 
     def __init__(self, rule: HistoryRows, entry: ModelEntry, filter: Raw, moment: dt.datetime) -> None:
         self.page = rule.limits.find_page
         self.done = False
         self._rule = rule
         self._entry = entry
-        held: Raw = {
-            "valid_from": {"$lte": moment},
-            "$or": [{"valid_to": {"$gt": moment}}, {"valid_to": None}],
-        }
         self._stages: list[Raw] = [
-            {"$match": held},
-            {"$sort": {"document_id": 1}},
-            {"$replaceWith": "$document"},
+            # With a bound for each field of the index, the server seeks one row per document.
+            {"$match": {"document_id": {"$gte": MinKey()}, "valid_from": {"$lte": moment}}},
+            *NEWEST_OF_EACH,
+            {"$match": {"$or": [{"row.valid_to": {"$gt": moment}}, {"row.valid_to": None}]}},
+            {"$sort": {"_id": 1}},
+            {"$replaceWith": "$row.document"},
             {"$match": filter},
         ]
 

@@ -1,0 +1,245 @@
+"""How a history's rows are written: by commits, by the worker, and by repair.
+
+Rules:
+
+1. Times are the server's. A state ends at least a millisecond after its
+   beginning, whatever the clock does, and the next one begins at that very
+   moment.
+2. The row of a state is written in the commit that begins the state, and ended
+   in the commit that ends it. Both write the document as well, so two writers
+   of one document always conflict, and numbers have no holes.
+3. Several writes of one document in a transaction of the caller make one
+   state. A row that is seen inside the transaction, but not outside of it, is
+   its own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pymongo import InsertOne, UpdateOne
+
+from treadle.graph.changes import Before, Change, Changes, NotRead
+from treadle.graph.scope import Image
+from treadle.graph.versions import given
+from treadle.patterns.history.rows import HistoryRows
+from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, delete_one, find, find_one, outside
+from treadle.query.keys import freeze
+
+MILLISECOND = dt.timedelta(milliseconds=1)
+# The time of a command, in all of its statements. So the end of a state and the beginning of the next
+# agree if they are in one command.
+NOW = "$$NOW"
+
+
+@dataclass(slots=True)
+class Track:
+    """The newest row of one document, and what is to be written of its rows.
+
+    Times are values, or `NOW` where all that is written goes into one command.
+    """
+
+    rules: HistoryRows
+    id: Any
+    # The newest row; None where the document has none.
+    last: Raw | None = None
+    # Updates of stored rows, and new rows.
+    updates: list[UpdateOne] = field(default_factory=list)
+    begun: list[Raw] = field(default_factory=list)
+    # Whether `last` is as it was before the transaction under way.
+    is_rewound: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.last is not None and self.last["valid_to"] is None
+
+    @property
+    def state(self) -> Raw | None:
+        """The state that holds, where it was read; None where the document does not exist."""
+        return (self.last.get("document") or {}) if self.last is not None and self.is_open else None
+
+    def become(self, after: Raw | None, at: Any, missed: int = 0) -> None:
+        """Move to another state, or to none where the document is deleted."""
+        if self.is_open:
+            self._end(at, deleted=after is None)
+        if after is not None:
+            self._begin(after, at, missed)
+
+    def adopt(self, document: Raw, at: Any) -> None:
+        """Begin a state that was not recorded; the document is known to have had it until `at`."""
+        last = self.last
+        begins = last["valid_to"] if last is not None else _shortly_before(at)
+        self._begin(document, begins, 0)
+
+    def reopen(self) -> None:
+        """Let the newest state hold again."""
+        assert self.last is not None
+        update = {"$set": {"valid_to": None}, "$unset": {"deleted": 1}}
+        self.updates.append(UpdateOne(by_id(self.last["_id"]), update))
+        self.last = {**self.last, "valid_to": None}
+
+    def _begin(self, document: Raw, at: Any, missed: int) -> None:
+        last = self.last
+        if last is None:
+            self.last = self.rules.row(self.id, 1, at, document)
+        else:
+            number, begins = last["revision"] + 1 + missed, _latest(at, last["valid_to"])
+            self.last = self.rules.row(self.id, number, begins, document)
+            if missed:
+                self.last["missed"] = missed
+        self.begun.append(self.last)
+
+    def _end(self, at: Any, *, deleted: bool) -> None:
+        last = self.last
+        assert last is not None
+        begins = last["valid_from"]
+        # A state that begins at an expression is one that was adopted, before `at`.
+        floor = begins + MILLISECOND if isinstance(begins, dt.datetime) else None
+        sets = {"valid_to": _latest(at, floor), **({"deleted": True} if deleted else {})}
+        last.update(sets)
+        if not (self.begun and self.begun[-1] is last):
+            self.updates.append(UpdateOne(by_id(last["_id"]), [{"$set": sets}]))
+
+
+def _latest(at: Any, floor: Any) -> Any:
+    """Return a time that is not before another."""
+    if floor is None:
+        return at
+    if not isinstance(floor, dt.datetime):
+        # The time of this very command.
+        return floor
+    return max(at, floor) if isinstance(at, dt.datetime) else {"$max": [at, floor]}
+
+
+def _shortly_before(at: Any) -> Any:
+    return at - MILLISECOND if isinstance(at, dt.datetime) else {"$subtract": [at, 1]}
+
+
+def store(rules: HistoryRows, tracks: Iterable[Track]) -> Plan[None]:
+    """Write what tracks hold: first the ends, since no document has two open rows."""
+    tracks = list(tracks)
+    operations: list[Any] = [each for track in tracks for each in track.updates]
+    operations += [_insertion(row) for track in tracks for row in track.begun]
+    if operations:
+        yield from bulk_write(rules.rows_collection, operations)
+
+
+def _insertion(row: Raw) -> Any:
+    """Return the operation that stores a new row; an update where the server is to tell the times."""
+    times = {name: row[name] for name in ("valid_from", "valid_to")}
+    if all(time is None or isinstance(time, dt.datetime) for time in times.values()):
+        return InsertOne(row)
+    whole = {name: times.get(name, {"$literal": value}) for name, value in row.items()}
+    return UpdateOne(by_id(row["_id"]), [{"$replaceWith": whole}], upsert=True)
+
+
+def tracks_of(rules: HistoryRows, ids: Sequence[Any], *, whole: bool = True) -> Plan[dict[Any, Track]]:
+    """Return the tracks of documents by their frozen ids, with the newest states if `whole`."""
+    newest = yield from rules.newest(ids, whole=whole)
+    return {freeze(key): Track(rules, key, newest.get(freeze(key))) for key in ids}
+
+
+# -- commits -----------------------------------------------------------------------------------------
+
+
+def record(rules: HistoryRows, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
+    """Write the rows of the states that the changes of a commit end and begin."""
+    changes = [change for change in changes if _matters(rules, change)]
+    if not changes:
+        return
+    new = {
+        freeze(each.id) for each in changes if each.before is None and ledger.is_new_id(rules.target, each.id)
+    }
+    stored = [each.id for each in changes if freeze(each.id) not in new]
+    whole = ledger.joined or any(isinstance(change.before, NotRead) for change in changes)
+    tracks = yield from tracks_of(rules, stored, whole=whole)
+    at: Any = NOW
+    if len(changes) > 1:
+        # Many rows are several commands, and are written as values, which is quicker.
+        at = yield from _server_time(rules.rows_collection)
+    if ledger.joined:
+        yield from _rewind(rules, tracks.values())
+    for change in changes:
+        track = tracks.setdefault(freeze(change.id), Track(rules, change.id))
+        yield from _follow(track, change, at)
+    yield from store(rules, tracks.values())
+
+
+def _server_time(collection: str) -> Plan[dt.datetime]:
+    """Return the server's time, in the transaction under way."""
+    rows = yield from aggregate(collection, [*given([{}]), {"$set": {"now": NOW}}])
+    now: dt.datetime = rows[0]["now"]
+    return now
+
+
+def _matters(rules: HistoryRows, change: Change) -> bool:
+    """Whether a change may begin or end a state of this model; an upgrade does."""
+    before, after = _own(rules, change.before), _own(rules, change.after)
+    if not isinstance(before, Image) or not isinstance(after, Image):
+        return before is not None or after is not None
+    return before.outdated != after.outdated or not rules.same_state(before.document, after.document)
+
+
+def _own(rules: HistoryRows, image: Before) -> Before:
+    """Return an image if the model's own documents hold it; one that is soft-deleted they do not."""
+    return image if not isinstance(image, Image) or rules.target.everything.holds(image) else None
+
+
+def _follow(track: Track, change: Change, at: Any) -> Plan[None]:
+    """Take a track from before a change to after it."""
+    before, after = _own(track.rules, change.before), _own(track.rules, change.after)
+    document = after.document if isinstance(after, Image) else None
+    if track.is_rewound or isinstance(before, NotRead):
+        # The newest row tells what the document was.
+        known = track.state
+        if known is None and not track.is_rewound:
+            known = yield from _unrecorded(track, at, document)
+        if known is not None and document is not None and track.rules.same_state(known, document):
+            return
+    elif before is None and track.is_open:
+        # Another program deleted the document.
+        track.become(None, at)
+    elif before is not None and not track.is_open:
+        track.adopt(before.document, at)
+    track.become(document, at)
+
+
+def _unrecorded(track: Track, at: Any, after: Raw | None) -> Plan[Raw | None]:
+    """Return the state before a transaction that has written the document, adopting it if it has changed."""
+    # No other transaction can have written it since.
+    images = yield from outside(lambda: track.rules.target.targets.find(by_id(track.id)))
+    before = images[0].document if images else None
+    if before is not None and not (after is not None and track.rules.same_state(before, after)):
+        track.adopt(before, at)
+    return before
+
+
+def _rewind(rules: HistoryRows, tracks: Iterable[Track]) -> Plan[None]:
+    """Bring tracks to where they were before the caller's transaction: its writes make one state."""
+    newest = {track.last["_id"]: track for track in tracks if track.last is not None}
+    chosen = {"_id": {"$in": list(newest)}}
+    rows = yield from outside(lambda: find(rules.rows_collection, chosen, {"valid_to": 1}))
+    committed = {row["_id"]: row.get("valid_to") for row in rows}
+    for identity, track in newest.items():
+        if track.is_open and identity not in committed:
+            yield from _take_back(track)
+        elif not track.is_open and identity in committed and committed[identity] is None:
+            track.is_rewound = True
+            track.reopen()
+
+
+def _take_back(track: Track) -> Plan[None]:
+    """Remove the row that this transaction has begun, and reopen the one that it ended for it."""
+    own = track.last
+    assert own is not None
+    track.is_rewound = True
+    yield from delete_one(track.rules.rows_collection, by_id(own["_id"]))
+    earlier = {**track.rules.of(track.id), "revision": own["revision"] - 1}
+    track.last = yield from find_one(track.rules.rows_collection, earlier)
+    if track.last is not None:
+        track.last.setdefault("valid_to", None)
+        if track.last["valid_to"] == own["valid_from"] and not track.last.get("deleted"):
+            track.reopen()
