@@ -18,7 +18,7 @@ SOURCE = TESTS.parent / "src" / "treadle"
 BY_DESIGN = {
     "graph/scope.py": "the scope itself",
     "graph/versions.py": "upgrades documents at hand, on the server",
-    "engine/reads.py": "the Store's own reads",
+    **dict.fromkeys(("engine/reads.py", "engine/queries.py", "engine/document_reads.py"), "the Store's own reads"),
     **dict.fromkeys(
         (
             "engine/bulk.py", "engine/deletes.py", "engine/inserts.py", "engine/replaces.py", "engine/updates.py",
@@ -39,7 +39,7 @@ BY_DESIGN = {
 OUTSIDE = ("plan/", "model/", "query/", "server/", "store/", "advisor/", "cli/", "web/", "demo/")
 READS = {"find", "find_one", "aggregate", "count_documents", "matching"}
 # How many such reads there were when the list was last shortened.
-READS_MAX = 64
+READS_MAX = 59
 
 
 def reads(path: Path) -> Iterator[ast.Call]:

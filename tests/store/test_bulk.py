@@ -1,4 +1,7 @@
-"""bulk: mixed writes of several models in few commits."""
+"""bulk: mixed writes of several models in few commits.
+
+Covers: engine/bulk, graph/operations
+"""
 
 from __future__ import annotations
 

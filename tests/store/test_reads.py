@@ -1,6 +1,6 @@
 """require, get_many, exists, distinct, into=, aggregate: reads beyond get and find.
 
-Covers: graph/query
+Covers: graph/query, engine/reads, engine/document_reads
 """
 
 from __future__ import annotations

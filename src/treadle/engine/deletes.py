@@ -14,8 +14,6 @@ from typing import Any, Final, TypeVar
 from bson import ObjectId
 from pymongo import UpdateOne
 
-from treadle.engine.crud import read_of
-from treadle.engine.divided_reads import find_matching, may_match_outdated
 from treadle.engine.documents import (
     Hooks,
     as_written,
@@ -23,6 +21,7 @@ from treadle.engine.documents import (
     hooks_of,
     refuse_group,
     require_filter,
+    require_soft_delete,
     run_after,
     run_before,
     stamp_expressions,
@@ -30,8 +29,9 @@ from treadle.engine.documents import (
 )
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
+from treadle.engine.queries import find_matching, may_match_outdated
 from treadle.engine.references import follow_own
-from treadle.engine.updates import UpdateMany, merges_by_id
+from treadle.engine.updates import EachWrite, UpdateMany, merges_by_id, merges_single
 from treadle.engine.version_upgrade import (
     upgrade_matching_upgraded,
     upgrade_possible,
@@ -71,17 +71,6 @@ D = TypeVar("D", bound=Document)
 def restricting(entry: ModelEntry) -> list[DerivedRule]:
     """Return the references that forbid a deletion, however they are maintained."""
     return [rule for rule in copies_of(entry, None) if rule.on_delete == "restrict"]
-
-
-def require_soft_delete(entry: ModelEntry, call: str) -> str:
-    """Return the path of the date of a deletion; refuses a model without soft delete."""
-    if entry.paths.deletion is None:
-        raise UsageError(
-            f"{call} is for models that keep their deleted documents, and {entry.model.__name__} does not; "
-            'declare soft_delete="deleted_at" with a field deleted_at: datetime | None = None',
-            code="soft-delete-undeclared",
-        )
-    return entry.paths.deletion
 
 
 def purge_filter(entry: ModelEntry, before: datetime | None) -> Raw:
@@ -169,7 +158,7 @@ class Delete(_Delete, Write[D | None]):
         divided = entry.versions.divide(self.filter) is not None
         before: Raw | None
         if divided or entry.paths.deletion is not None or _acts_on_deletions(entry):
-            matches = yield from find_matching(entry, read_of(entry, self.filter, limit=1))
+            matches = yield from find_matching(entry, self.filter, limit=1)
             before = matches[0] if matches else None
             if before is not None:
                 left = yield from delete_documents(entry, [before], changes)
@@ -198,39 +187,24 @@ class Delete(_Delete, Write[D | None]):
     @property
     def key(self) -> ObjectId | None:
         """The id of the one document that it means; None where it may mean another."""
-        return self.selector.single_id
+        return self.selector.single_id if merges_by_id(self.entry) else None
 
     def merges(self, other: Write[Any]) -> bool:
-        if type(other) is not Delete or other.entry is not self.entry or not merges_by_id(self.entry):
-            return False
-        return self.key is not None and other.key is not None and self.key != other.key
+        return merges_single(self, other)
 
     def merged(self, other: Delete[D]) -> DeleteEach:
         return DeleteEach(self).merged(other)
 
 
-class DeleteEach(_Delete, Write[list[Raw | None]]):
-    """Deletions of single documents by their ids, in one round of commands."""
+class DeleteEach(EachWrite):
+    """Deletions of single documents by their ids."""
 
-    def __init__(self, first: Delete[Any]) -> None:
-        self.entry = first.entry
-        self.first, self.keys = first, [first.key]
-
-    def merges(self, other: Write[Any]) -> bool:
-        return self.first.merges(other) and other.key not in self.keys  # type: ignore[attr-defined]
-
-    def merged(self, other: Delete[Any]) -> DeleteEach:
-        self.keys.append(other.key)
-        return self
-
-    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
-        return list(outcome)
+    shows_document = False
 
     def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
-        rows = yield from by_ids(self.entry.collection, self.keys)
-        befores = {key: each for key, each in rows.items() if self.entry.targets.admits(each)}
+        befores = yield from self.find_befores()
         yield from delete_documents(self.entry, list(befores.values()), changes)
-        return [befores.get(freeze(key)) for key in self.keys]
+        return [befores.get(freeze(each.key)) for each in self.writes]
 
 
 class DeleteMany(_Delete, ChunkedWrite):
@@ -262,8 +236,7 @@ class DeleteMany(_Delete, ChunkedWrite):
     def apply(self, changes: Changes) -> Plan[int]:
         most = DELETE_TOGETHER_MAX
         limit = most + 1 if self.is_indivisible else 0
-        reading = read_of(self.entry, self.selector.filter, limit=limit)
-        befores = yield from find_matching(self.entry, reading)
+        befores = yield from find_matching(self.entry, self.selector.filter, limit=limit)
         if self._inseparable is not None and len(befores) > most:
             raise UsageError(
                 f"more than {most:,} {self.entry.model.__name__} documents match"
@@ -370,7 +343,7 @@ def smaller_first(selector: Selector, limit: int = 0) -> Plan[list[ChunkedWrite]
     entry, condition = selector
     names = ["_id", entry.versions.field, *(rule.match.path for rule in copies_of(entry, None))]
     shown = dict.fromkeys(names, 1)
-    rows = yield from find_matching(entry, read_of(entry, condition, limit=limit, projection=shown))
+    rows = yield from find_matching(entry, condition, limit=limit, projection=shown)
     yield from check_restrictions(restricting(entry), rows)
     smaller: list[ChunkedWrite] = []
     for rule in copies_of(entry):

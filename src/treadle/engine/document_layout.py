@@ -1,7 +1,6 @@
 """The default layout: each document of a model is stored as one document.
 
-A call is parsed into a `Query` of `crud` and `reads`, or into a `Write`, which
-the write path executes.
+A call that writes is parsed into a `Write`, which the write path executes.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from treadle.engine import bulk, crud, reads
-from treadle.engine.deletes import Delete, DeleteMany, purge_filter, require_soft_delete
-from treadle.engine.documents import as_stored, dump
+from treadle.engine import bulk
+from treadle.engine.deletes import Delete, DeleteMany, purge_filter
+from treadle.engine.document_reads import DocumentReads
+from treadle.engine.documents import as_stored, dump_all
 from treadle.engine.inserts import Insert, insert_unordered
-from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import ChangeKind, Replace, Restore, former
 from treadle.engine.updates import ChangeFields, Update, UpdateMany
 from treadle.engine.upserts import Upsert
@@ -26,12 +25,9 @@ from treadle.graph import operations
 from treadle.graph.layout import Layout, PlainInsert
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
-from treadle.graph.outcomes import Page
-from treadle.graph.query import Query
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import Write
 from treadle.model.document import Document
-from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan import NO_OPTIONS, Call, Plan, is_inside
 from treadle.plan.server_errors import translate
 from treadle.query.filters import Sort
@@ -40,117 +36,42 @@ D = TypeVar("D", bound=Document)
 R = TypeVar("R")
 
 
-class DocumentLayout(Layout[D]):
+class DocumentLayout(DocumentReads[D]):
     """Documents one by one."""
 
-    entry: ModelEntry[D]
     # Whether bulk loads may take several commits, so that one refused document must not undo others.
     inserts_apart = False
 
     def __init__(self, entry: ModelEntry[D], write_path: WritePath) -> None:
-        self.entry = entry
+        super().__init__(entry)
         self.write_path = write_path
-        # Whether a read or an insert of one document is one command, whatever the document holds.
-        self._is_divided = entry.versions.divide(entry.targets.filter()) is not None
-        plan_needed = self._is_divided or entry.versions.needs_server
-        self._reads_at_once = entry.everything.archive is None and not plan_needed
+        # Whether an insert of one document is one command, whatever the document holds.
         self._inserts_at_once = entry.effects.is_plain and not entry.versions.writes_older
 
-    # -- calls that are one command --------------------------------------------------------------
-    # The Store performs these without a plan: of concurrent calls there may be many, and what each costs
-    # is above all the number of its objects.
+    # -- inserting ---------------------------------------------------------------------------------
 
-    def read_command(self, identity: Any) -> Call | None:
-        """Return the command that reads the document of an id; None where a plan does."""
-        if not self._reads_at_once:
-            return None
-        key = self.entry.ids.encode(identity)
-        if type(key) not in crud.NAMING:
-            return None
-        return Call(
-            self.entry.collection, "find_one", (self.entry.filter_for_id(key),), NO_OPTIONS, False, (key,)
-        )
+    # The Store performs such an insert without a plan: of concurrent ones there may be many, and what each
+    # costs is above all the number of its objects.
 
     def plain_insert(self, document: D) -> PlainInsert | None:
-        """Return the command that stores a document; None where other work follows."""
         if not self._inserts_at_once or self.entry in self.write_path.index_check.pending:
             return None
         altered: list[Any] = []
-        raw = dump(self.entry, document, altered)
+        (raw,) = dump_all(self.entry, [document], altered)
         stored = as_stored(self.entry, document, raw, altered)
         command = Call(self.entry.collection, "insert_one", (raw,), NO_OPTIONS, True, (raw["_id"],))
         return PlainInsert(command, stored)
 
     def refusal(self, error: Exception, command: Call) -> Exception:
-        """Return the error to raise where such an insert failed."""
         return translate(error, self.entry.model.__name__, command.arguments)
 
-    # -- reading -----------------------------------------------------------------------------------
-
-    def get(self, identity: Any, card: Any = None) -> Plan[Any]:
-        if self._is_divided:
-            # An upgrade changes what tells the model's documents from others.
-            return self.first(self.id_filter(identity), None, card)
-        return crud.get(self.entry, identity, card)
-
-    def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
-        if self.entry.everything.archive is None and not self._is_divided:
-            return reads.many(self.entry, identities, card)
-        return super().many(identities, card)
-
-    def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
-        return crud.find_first(self.entry, filter, sort, card)
-
-    def exists(self, filter: Any) -> Plan[bool]:
-        return reads.exists(self.entry, filter)
-
-    def reader(self, query: Query) -> DocumentReader[Any]:
-        if query.deleted:
-            require_soft_delete(self.entry, "find(…, deleted=True)")
-        return DocumentReader(self.entry, crud.find_command(self.entry, query), query)
-
-    def archive_reader(self, query: Query) -> reads.ArchiveReader:
-        return reads.ArchiveReader(self.entry, query)
-
-    def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> DocumentReader[Any]:
-        query = Query(filter, limit=limit, card=card)
-        return DocumentReader(self.entry, crud.search_command(self.entry, text, query), query)
-
-    def page(
-        self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
-    ) -> Plan[Page[Any]]:
-        return reads.page(self.entry, filter, sort, size, after, card)
-
-    def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
-        return reads.distinct(self.entry, field, filter)
-
-    def aggregate(self, pipeline: Any, into: Any) -> reads.PipelineReader:
-        return reads.aggregate(self.entry, pipeline, into)
-
-    def count(self, filter: Any) -> Plan[int]:
-        return crud.count(self.entry, filter)
-
-    # -- inserting ---------------------------------------------------------------------------------
-
     def insert(self, document: D) -> Plan[D]:
-        plain, stored = self.plain_insert(document), document
-        if plain is None:
-            (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
-            return stored
-        try:
-            yield plain.command
-        except Exception as error:
-            # As `translated` does, which costs as much as all the rest.
-            better = self.refusal(error, plain.command)
-            if better is error:
-                raise
-            raise better from error
-        stored = plain.stored
+        (stored,) = yield from self.write_path.execute(Insert(self.entry, [document]))
         return stored
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
         listed = list(documents)
-        yield from self._require_indexes()
+        yield from self.write_path.index_check.require([self.entry])
         # A refusal ends a transaction, so that inside of one there is no next document.
         if not ordered and not (yield from is_inside()):
             return (yield from self._insert_accepted(listed))
@@ -162,10 +83,6 @@ class DocumentLayout(Layout[D]):
             results = yield from self.write_path.execute(write, alone=True)
             stored.update(zip(map(id, write.documents), results, strict=True))
         return [stored[id(document)] for document in listed]
-
-    def _require_indexes(self) -> Plan[None]:
-        """Refuse a write of this model while a unique index on which it relies is missing."""
-        return self.write_path.index_check.require([self.entry])
 
     def _insert_accepted(self, documents: list[D]) -> Plan[list[D]]:
         """Store all documents but those that are refused; raises `BulkFailed` if there are any."""
@@ -215,19 +132,9 @@ class DocumentLayout(Layout[D]):
 
     # -- other writes ------------------------------------------------------------------------------
 
-    def _write(self, make: Callable[[], Write[R]]) -> Plan[R]:
-        """Parse and execute a write of one document."""
-        return self._encoded(self._execute(make))
-
     def _execute(self, make: Callable[[], Write[R]]) -> Plan[R]:
+        """Parse and execute a write of one document."""
         return (yield from self.write_path.execute(make()))
-
-    def _encoded(self, plan: Plan[R]) -> Plan[R]:
-        """The result of a plan; what the driver cannot encode of a caller's filter is the caller's error."""
-        try:
-            return (yield from plan)
-        except ENCODING_ERRORS as error:
-            raise not_storable(error, self.entry.model.__name__) from error
 
     def update(
         self,
@@ -238,10 +145,10 @@ class DocumentLayout(Layout[D]):
         array_filters: Sequence[Any] | None = None,
     ) -> Plan[D | None]:
         # Not a lambda, whose closure has an object for each argument.
-        return self._write(partial(Update, self.entry, id_or_filter, update, sort, returns, array_filters))
+        return self._execute(partial(Update, self.entry, id_or_filter, update, sort, returns, array_filters))
 
     def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
-        return self._encoded(self.write_path.execute(self._upsert(filter, update, insert)))
+        return self.write_path.execute(self._upsert(filter, update, insert))
 
     def _upsert(self, filter: Any, update: Any, insert: D) -> Upsert[D]:
         if not isinstance(insert, self.entry.model):
@@ -254,28 +161,28 @@ class DocumentLayout(Layout[D]):
         return Upsert(self.entry, inserted, filter, update, insert)
 
     def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
-        changed = yield from self._write(lambda: ChangeFields(self.entry, document, fields))
+        changed = yield from self._execute(lambda: ChangeFields(self.entry, document, fields))
         assert changed is not None
         return changed
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        return self._encoded(self.write_path.execute_chunks(UpdateMany(self.entry, filter, update)))
+        return self.write_path.execute_chunks(UpdateMany(self.entry, filter, update))
 
     def replace(self, document: D) -> Plan[D]:
-        return self._write(lambda: Replace(self.entry, document))
+        return self._execute(lambda: Replace(self.entry, document))
 
     def change_kind(self, document: D, was: type[Document]) -> Plan[D]:
         before = former(self.write_path.graph, document, was)
         return self.write_path.execute(ChangeKind(self.entry, document, before))
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        return self._write(lambda: Delete(self.entry, id_or_filter))
+        return self._execute(lambda: Delete(self.entry, id_or_filter))
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        return self._encoded(self.write_path.execute_chunks(DeleteMany(self.entry, filter)))
+        return self.write_path.execute_chunks(DeleteMany(self.entry, filter))
 
     def restore(self, identity: Any) -> Plan[D | None]:
-        return (yield from self.write_path.execute(Restore(self.entry, identity)))
+        return self.write_path.execute(Restore(self.entry, identity))
 
     def purge(self, before: datetime | None) -> Plan[int]:
         purged = purge_filter(self.entry, before)

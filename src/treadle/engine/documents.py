@@ -74,10 +74,7 @@ class translated:
 
 def dump(entry: ModelEntry[D], document: D, altered: list[Any]) -> Raw:
     """Return the document to store; refuses what the server would."""
-    try:
-        return entry.codec.dump(document, altered)
-    except RecursionError:
-        raise too_deep(entry.model.__name__) from None
+    return dump_all(entry, [document], altered)[0]
 
 
 def dump_all(
@@ -120,6 +117,17 @@ def require_filter(entry: ModelEntry, filter: Any) -> None:
             f"which {entry.model.__name__} documents? A filter is needed here; {{}} means all of them",
             code="filter-invalid",
         )
+
+
+def require_soft_delete(entry: ModelEntry, call: str) -> str:
+    """Return the path of the date of a deletion; refuses a model without soft delete."""
+    if entry.paths.deletion is None:
+        raise UsageError(
+            f"{call} is for models that keep their deleted documents, and {entry.model.__name__} does not; "
+            'declare soft_delete="deleted_at" with a field deleted_at: datetime | None = None',
+            code="soft-delete-undeclared",
+        )
+    return entry.paths.deletion
 
 
 def refuse_group(entry: ModelEntry, done: str) -> None:

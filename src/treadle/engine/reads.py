@@ -1,4 +1,4 @@
-"""Reads of documents one by one: many by their ids, page after page, distinct values, pipelines."""
+"""Readers: pages of what a cursor gives, made into documents of a model, cards, or results of a pipeline."""
 
 from __future__ import annotations
 
@@ -8,32 +8,21 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from treadle.engine import crud
-from treadle.engine.divided_reads import divided_read, refuse_changed
-from treadle.engine.documents import translated
-from treadle.engine.target_updates import READ_KEYS_MAX
+from treadle.engine.documents import require_soft_delete
+from treadle.engine.queries import divided_read, read_of, refuse_changed, upgraded_for_reader
 from treadle.errors import DataError, DeclarationError, UsageError
-from treadle.graph.card import Card
 from treadle.graph.layout import PageReader
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.outcomes import Page
 from treadle.graph.query import SKIPPED, Query
-from treadle.graph.stored_pages import chunks
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import codec_of
-from treadle.model.text import quote
-from treadle.plan import Call, Plan, Raw, Read, find, find_one
-from treadle.query import keyset
+from treadle.plan import Plan, Raw, Read
 from treadle.query.attributes import refuse_attributes
 from treadle.query.comparison import order_key
 from treadle.query.field_paths import Unchecked
-from treadle.query.filters import Sort, clean, confine, parse_filter, parse_match, refuse_operators, sort_keys
-from treadle.query.keys import freeze
-from treadle.query.paths import Path, overlap, resolve, value_at
-
-# Documents of one page().
-PAGE_MAX = 10_000
+from treadle.query.filters import clean, parse_filter, parse_match, refuse_operators, sort_keys
+from treadle.query.paths import Path, resolve
 
 R = TypeVar("R")
 
@@ -41,6 +30,17 @@ R = TypeVar("R")
 _SORT_KEY = "_treadle_sort"
 
 WRITING_STAGES = frozenset({"$out", "$merge"})
+
+
+def find_command(entry: ModelEntry, query: Query) -> Read:
+    """Return the command whose cursor streams the matching documents."""
+    query.require_window()
+    if query.deleted:
+        require_soft_delete(entry, "find(…, deleted=True)")
+    keys = sort_keys(query.sort, entry.paths.fields)
+    scope = entry.deleted.filter() if query.deleted else None
+    condition = parse_filter(entry.paths.fields, query.filter, scope)
+    return read_of(entry, condition, keys, query.skip or 0, query.limit or 0, query.projection)
 
 
 class DocumentReader(PageReader[R]):
@@ -96,7 +96,7 @@ class DocumentReader(PageReader[R]):
     def _shown(self, raws: list[Raw]) -> Plan[Sequence[Raw | None]]:
         """The documents as the current version has them; one by one where one cannot be converted."""
         try:
-            return (yield from crud.shown(self._entry, raws, self._card))
+            return (yield from upgraded_for_reader(self._entry, raws, self._card))
         except DataError as error:
             if self._noted is None:
                 raise
@@ -135,7 +135,7 @@ class ArchiveReader:
         self._left = query.limit
         most = None if query.limit is None else query.skip + query.limit
         refuse_attributes(entry.codec, sort_keys(query.sort, entry.paths.fields))
-        command = crud.find_command(entry, query._replace(skip=0, limit=most))
+        command = find_command(entry, query._replace(skip=0, limit=most))
         self._directions = [direction for _, direction in command.options["sort"] or ()]
         if self._directions:
             # What the server sorts by, also where that is one of an array's items.
@@ -191,7 +191,7 @@ class ArchiveReader:
             if self._left is not None:
                 self._left -= 1
                 self.done = not self._left
-        current = yield from crud.shown(self._entry, raws, self._card)
+        current = yield from upgraded_for_reader(self._entry, raws, self._card)
         documents = (self._load(raw) for raw in current if raw is not None)
         return [document for document in documents if document is not SKIPPED]
 
@@ -208,106 +208,6 @@ class ArchiveReader:
         return 0
 
 
-# -- by id --------------------------------------------------------------------------------------
-
-
-def many(entry: ModelEntry, ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
-    """The documents with these ids in their order, None where there is none."""
-    keys = [entry.ids.encode(each) for each in ids]
-    load, by_key = Query(card=card).loader(entry.codec), {}
-    projection = None if card is None else card.projection
-    for chunk in chunks([*{freeze(key): key for key in keys}.values()], READ_KEYS_MAX):
-        chosen = {"_id": {"$in": chunk}, **entry.targets.filter()}
-        raws = yield Read(entry.collection, "find", (chosen, projection), ids=chunk)
-        for raw in (yield from crud.shown(entry, raws, card)):
-            if raw is not None:
-                by_key[freeze(raw["_id"])] = raw
-    loaded = {key: load(raw) for key, raw in by_key.items()}
-    return [loaded.get(freeze(key)) for key in keys]
-
-
-def exists(entry: ModelEntry, filter: Any) -> Plan[bool]:
-    """Whether any document matches."""
-    cleaned = parse_filter(entry.paths.fields, filter)
-    divided = entry.versions.divide(cleaned)
-    current = cleaned if divided is None else entry.versions.matching_current(divided)
-    with translated(entry.model.__name__, [cleaned]):
-        if (yield from find_one(entry.collection, current, {"_id": 1})) is not None:
-            return True
-        return divided is not None and bool((yield from entry.targets.find_outdated(divided)))
-
-
-# -- page after page ------------------------------------------------------------------------------
-
-
-def page(
-    entry: ModelEntry,
-    filter: Any,
-    sort: Sort | None,
-    size: int,
-    after: str | None,
-    card: Card[Any] | None,
-) -> Plan[Page[Any]]:
-    """The documents after a place in the order of the sort, and the place where the next page begins."""
-    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= PAGE_MAX:
-        raise UsageError(
-            f"size={quote(size)}; a page has from 1 to {PAGE_MAX:,} documents",
-            code="filter-invalid",
-        )
-    keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.paths.fields)) or []
-    cleaned = parse_filter(entry.paths.fields, filter)
-    named = [path for path, _ in keys]
-    yield from refuse_changed(entry, "page", named, cleaned)
-    mixed = _mixed(entry, named)
-    query = keyset.digest(entry.collection, cleaned, keys)
-    chosen = cleaned
-    if after is not None:
-        place = keyset.after(keys, keyset.from_token(query, after, len(keys)), mixed=mixed)
-        chosen = {"$and": [cleaned, place]} if cleaned else place
-    projection = None
-    if card is not None:
-        extra = [path for path, _ in keys if not any(overlap(path, other) for other in card.paths)]
-        projection = {**card.projection, **dict.fromkeys(extra, 1)}
-    with translated(entry.model.__name__, [chosen]):
-        raws = yield from find(entry.collection, chosen, projection, sort=keys, limit=size + 1)
-    further, raws = len(raws) > size, raws[:size]
-    following = (
-        keyset.to_token(query, [_place(entry, raws[-1], path) for path, _ in keys]) if further else None
-    )
-    load, current = Query(card=card).loader(entry.codec), (yield from crud.shown(entry, raws, card))
-    return Page([load(raw) for raw in current if raw is not None], following)
-
-
-def _mixed(entry: ModelEntry, paths: Sequence[str]) -> list[str]:
-    """The paths of a sort whose values may be of several types; refuses those that lead into arrays."""
-    mixed = []
-    for path in paths:
-        try:
-            resolved: Path | None = resolve(entry.codec, path, "", "sort-invalid")
-        except DeclarationError:
-            resolved = None
-        if resolved is not None and resolved.in_array:
-            raise _no_place(entry, path)
-        if resolved is None or resolved.shape.kind not in ("scalar", "enum", "literal"):
-            mixed.append(path)
-    return mixed
-
-
-def _no_place(entry: ModelEntry, path: str) -> UsageError:
-    return UsageError(
-        f"the sort names {path!r}, which holds several values in one {entry.model.__name__}; page sorts by "
-        "single values",
-        code="sort-invalid",
-    )
-
-
-def _place(entry: ModelEntry, raw: Raw, path: str) -> Any:
-    value = value_at(raw, path)
-    if isinstance(value, list):
-        raise _no_place(entry, path)
-    return value
-
-
 # -- values and pipelines -------------------------------------------------------------------------
 
 
@@ -321,16 +221,6 @@ def path_of(entry: ModelEntry, field: Any) -> tuple[Path, ModelEntry]:
             error = error or refused
     assert error is not None
     raise UsageError(error.message, code="field-unknown")
-
-
-def distinct(entry: ModelEntry, field: str, filter: Any) -> Plan[list[Any]]:
-    """The different values of a field, as Python has them."""
-    path, owner = path_of(entry, field)
-    cleaned = parse_filter(entry.paths.fields, filter)
-    yield from refuse_changed(entry, "distinct", [path.stored], cleaned)
-    with translated(entry.model.__name__, [cleaned]):
-        values = yield Call(entry.collection, "distinct", (path.stored, cleaned), {}, writes=False)
-    return adapted_values(owner, path, values)
 
 
 def adapted_values(owner: ModelEntry, path: Path, values: Iterable[Any]) -> list[Any]:
@@ -400,20 +290,3 @@ def checked_pipeline(entry: ModelEntry, pipeline: Any) -> list[Raw]:
         if not isinstance(stage["$match"], Unchecked):
             cleaned[number] = {"$match": parse_match(entry.paths.fields, stage["$match"])}
     return cleaned
-
-
-def aggregate(entry: ModelEntry, pipeline: Any, into: Any) -> PipelineReader:
-    """What reads the results of a pipeline over the documents of a model."""
-    stages = checked_pipeline(entry, pipeline)
-    scope = dict(entry.targets.filter())
-    if scope:
-        first = stages[0] if stages else {}
-        if "$match" in first:
-            # One condition: a text search must stand in the first stage.
-            stages[0] = {"$match": confine(entry.codec, first["$match"])}
-        elif "$geoNear" in first:
-            near = first["$geoNear"]
-            stages[0] = {"$geoNear": {**near, "query": confine(entry.codec, near.get("query", {}))}}
-        else:
-            stages.insert(0, {"$match": scope})
-    return PipelineReader(entry, Read(entry.collection, "aggregate", (stages,), {"allowDiskUse": True}), into)

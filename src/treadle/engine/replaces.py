@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from treadle.engine.aggregation import fill_aggregates
-from treadle.engine.deletes import check_restrictions, follow_references, require_soft_delete, restricting
+from treadle.engine.deletes import check_restrictions, follow_references, restricting
 from treadle.engine.documents import (
     Hooks,
     as_stored,
@@ -18,6 +18,7 @@ from treadle.engine.documents import (
     not_written,
     refuse_group,
     require_readable,
+    require_soft_delete,
     run_after,
     run_before,
     stamp,

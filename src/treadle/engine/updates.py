@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import bson
 from bson import ObjectId
@@ -12,8 +12,6 @@ from pydantic import ValidationError
 from pymongo import UpdateOne
 from pymongo.errors import WriteError
 
-from treadle.engine.crud import read_of
-from treadle.engine.divided_reads import find_matching, may_match_outdated, refuse_changed
 from treadle.engine.documents import (
     as_written,
     auto_fields,
@@ -28,6 +26,7 @@ from treadle.engine.documents import (
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
+from treadle.engine.queries import find_matching, may_match_outdated, refuse_changed
 from treadle.engine.references import follow_own
 from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import InvalidValue, PartlyDone, UsageError
@@ -44,7 +43,6 @@ from treadle.plan import (
     Raw,
     bulk_write,
     by_id,
-    find_one,
     find_one_and_update,
     is_inside,
     server_facts,
@@ -202,11 +200,9 @@ class Update(_Update, Write[D | None]):
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
-        if not (self.entry.versions.may_change or self._by_attribute):
-            return (yield from find_one(self.entry.collection, self.filter, sort=self.sort))
         yield from self._refuse_sort()
-        rows = yield from find_matching(self.entry, read_of(self.entry, self.filter, self.sort, limit=1))
-        return rows[0] if rows else None
+        matches = yield from find_matching(self.entry, self.filter, self.sort, limit=1)
+        return matches[0] if matches else None
 
     def _refuse_sort(self) -> Plan[None]:
         return refuse_changed(self.entry, "a sort", [path for path, _ in self.sort or ()])
@@ -252,22 +248,50 @@ class Update(_Update, Write[D | None]):
     def key(self) -> ObjectId | None:
         """The id of the one document that it means; None where it may mean another."""
         simple = not self.options and self.sort is None and self.returns == "after"
-        return self.selector.single_id if simple else None
+        return self.selector.single_id if simple and merges_by_id(self.entry) else None
 
     def merges(self, other: Write[Any]) -> bool:
-        if type(other) is not Update or other.entry is not self.entry or not merges_by_id(self.entry):
-            return False
-        return self.key is not None and other.key is not None and self.key != other.key
+        return merges_single(self, other)
 
     def merged(self, other: Update[D]) -> UpdateEach:
-        each = UpdateEach(self)
-        return each.merged(other)
+        return UpdateEach(self).merged(other)
 
 
 def check_returns(returns: Any) -> None:
     """Refuse what is neither of the two documents that an update can return."""
     if returns not in ("after", "before"):
         raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
+
+
+class EachWrite(Write[list[Raw | None]]):
+    """Several writes of single documents by their ids, in one round of commands."""
+
+    def __init__(self, first: Any) -> None:
+        self.entry = first.entry
+        self.writes = [first]
+        self._keys = {first.key}
+
+    def merges(self, other: Any) -> bool:
+        return merges_single(self.writes[0], other) and other.key not in self._keys
+
+    def merged(self, other: Any) -> Self:
+        self.writes.append(other)
+        self._keys.add(other.key)
+        return self
+
+    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
+        return list(outcome)
+
+    def find_befores(self) -> Plan[dict[Any, Raw]]:
+        """Return the documents that the writes are about, by frozen id."""
+        rows = yield from by_ids(self.entry.collection, self._keys)
+        return {key: each for key, each in rows.items() if self.entry.targets.admits(each)}
+
+
+def merges_single(first: Any, other: Any) -> bool:
+    """Whether two writes of single documents can be one: each has its id alone for a filter, another one."""
+    same = type(other) is type(first) and other.entry is first.entry
+    return same and first.key is not None and other.key is not None and first.key != other.key
 
 
 def merges_by_id(entry: ModelEntry) -> bool:
@@ -288,43 +312,20 @@ def _plain_sets(update: Any) -> Raw | None:
     return bson.decode(bson.encode(sets, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
 
 
-class UpdateEach(_Update, Write[list[Raw | None]]):
-    """Updates of single documents by their ids, in one round of commands."""
-
-    def __init__(self, first: Update[Any]) -> None:
-        self.entry = first.entry
-        self.is_exact = True
-        self.filter, self.update = {}, []
-        self.updates: list[Update[Any]] = []
-        self._keys: set[Any] = set()
-        self._add(first)
-
-    def _add(self, update: Update[Any]) -> None:
-        self.updates.append(update)
-        self._keys.add(update.key)
-        self.is_exact = self.is_exact and update.is_exact
-        self.update.append(update.update)
-
-    def merges(self, other: Write[Any]) -> bool:
-        return self.updates[0].merges(other) and other.key not in self._keys  # type: ignore[attr-defined]
-
-    def merged(self, other: Update[Any]) -> UpdateEach:
-        self._add(other)
-        return self
-
-    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
-        return list(outcome)
+class UpdateEach(_Update, EachWrite):
+    """Updates of single documents by their ids."""
 
     def apply(self, changes: Changes) -> Plan[list[Raw | None]]:
-        keys = [each.key for each in self.updates]
-        rows = yield from by_ids(self.entry.collection, keys)
-        befores = [each for each in rows.values() if self.entry.targets.admits(each)]
-        afters = (yield from self._apply(befores, self._write, changes)) if befores else []
+        self.filter = {}
+        self.is_exact = all(each.is_exact for each in self.writes)
+        self.update = [each.update for each in self.writes]
+        befores = yield from self.find_befores()
+        afters = (yield from self._apply([*befores.values()], self._write, changes)) if befores else []
         by_key = {freeze(each["_id"]): each for each in afters}
-        return [by_key.get(freeze(key)) for key in keys]
+        return [by_key.get(freeze(each.key)) for each in self.writes]
 
     def _write(self, keys: list[Any], outdated: list[Any]) -> Plan[dict[Any, Raw]]:
-        operations = [UpdateOne(each.filter, each.update) for each in self.updates]
+        operations = [UpdateOne(each.filter, each.update) for each in self.writes]
         yield from bulk_write(self.entry.collection, operations)
         return (yield from by_ids(self.entry.collection, keys))
 
@@ -334,6 +335,9 @@ class UpdateEach(_Update, Write[list[Raw | None]]):
 
 class ChangeFields(Update[D]):
     """Some fields, by their Python names, of a document that the caller has read."""
+
+    # Each has a refusal of its own.
+    key = None
 
     def __init__(self, entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> None:
         raw, update = change_of(entry, document, fields)
@@ -438,8 +442,7 @@ class UpdateMany(_Update, ChunkedWrite):
                 raise
 
     def apply(self, changes: Changes) -> Plan[int]:
-        reading = read_of(self.entry, self.selector.filter)
-        befores = yield from find_matching(self.entry, reading)
+        befores = yield from find_matching(self.entry, self.selector.filter)
         if befores:
             yield from self._apply(befores, self._write, changes)
         return len(befores)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
-from treadle.engine.crud import read_of
-from treadle.engine.divided_reads import find_matching
 from treadle.engine.documents import as_written, filter_of, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
+from treadle.engine.queries import find_matching
 from treadle.engine.updates import Update
 from treadle.errors import UsageError
 from treadle.graph.changes import Changes
@@ -72,7 +71,7 @@ class Upsert(Write[Upserted[D]]):
         return raw
 
     def apply(self, changes: Changes) -> Plan[Raw]:
-        matches = yield from find_matching(self.entry, read_of(self.entry, self._update.filter, limit=1))
+        matches = yield from find_matching(self.entry, self._update.filter, limit=1)
         before = matches[0] if matches else None
         self.created = before is None
         raw: Raw | None = None

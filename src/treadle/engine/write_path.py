@@ -42,7 +42,7 @@ from treadle.graph.quarantine import around
 from treadle.graph.rule import REVISION, Due, Rule
 from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
 from treadle.model.text import get_logger
-from treadle.plan import Failed, Plan, Raw, is_inside, server_facts, share, transact, update_many
+from treadle.plan import Plan, Raw, is_inside, server_facts, share, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, is_about_one_document, is_bug, surely_not_committed
 from treadle.query.keys import freeze
@@ -118,10 +118,9 @@ class WritePath:
             with contextlib.suppress(CommitNeeded):
                 outcome = yield from command
                 return (yield from self._published(write, outcome))
-        outcome = yield from share(write, alone=alone)
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        return (yield from self._published(write, outcome))
+        # Without transactions none is undone with the others.
+        alone = alone or not (yield from self._capabilities()).transactions
+        return (yield from self._published(write, (yield from share(write, alone=alone))))
 
     def _published(self, write: Write[Any], outcome: Any) -> Plan[Any]:
         """The outcome, when the write's new ids are visible to others."""
@@ -174,8 +173,7 @@ class WritePath:
     ) -> Plan[list[Any]]:
         """Return the outcomes of writes that share one commit; or of one write `inside` the caller's.
 
-        Raises `Contended` after `attempts_max` attempts. On a server without transactions an outcome may
-        be `Failed`.
+        Raises `Contended` after `attempts_max` attempts.
         """
         server = yield from self._capabilities()
         if inside:
@@ -185,7 +183,9 @@ class WritePath:
             yield from propagate(self.graph, changes, copies_max=UNBOUNDED)
             return (yield from _final([write], [outcome]))
         if not server.transactions:
-            return (yield from _one_by_one(writes))
+            (write,) = writes
+            check_lowering(write.entry, server)
+            return [(yield from write.apply(Changes(transactional=False)))]
         merged = merge(writes)
         attempt = _Attempt(self.graph, server, [write for write, _ in merged], attempts_max)
         try:
@@ -275,19 +275,6 @@ class _Attempt:
         later = yield from propagate(graph, changes, copies_max=copies_max)
         intents = (yield from fan_outs.record(later)) if later else []
         return (yield from _final(self._writes, outcomes)), list(zip(later, intents, strict=True))
-
-
-def _one_by_one(writes: Sequence[Write[Any]]) -> Plan[list[Any]]:
-    """The outcomes of writes that nothing follows from, without a transaction; one may be `Failed`."""
-    outcomes: list[Any] = []
-    server = yield from server_facts()
-    for write in writes:
-        try:
-            check_lowering(write.entry, server)
-            outcomes.append((yield from write.apply(Changes(transactional=False))))
-        except Exception as error:
-            outcomes.append(Failed(error))
-    return outcomes
 
 
 def _final(writes: Sequence[Write[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:

@@ -44,7 +44,7 @@ class ArchiveLayout(DocumentLayout[D]):
         return moves.bring_back(self._rule, selector.filter)
 
     def restore(self, identity: Any) -> Plan[D | None]:
-        yield from self._require_indexes()
+        yield from self.write_path.index_check.require([self.entry])
         document: D | None = yield from moves.restore(self._rule, identity)
         if document is not None or self.entry.paths.deletion is None:
             return document

@@ -16,14 +16,14 @@ from typing import Any, NoReturn, TypeVar
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine import crud, reads
+from treadle.engine.document_reads import DocumentReads
 from treadle.engine.documents import as_stored, dump_all, require_filter, translated
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
-from treadle.engine.reads import DocumentReader
+from treadle.engine.reads import DocumentReader, find_command
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
+from treadle.graph.outcomes import Action, Finding, Report, Summary
 from treadle.graph.query import Query
 from treadle.graph.stored_pages import chunks
 from treadle.model.codec import StoredField
@@ -69,14 +69,14 @@ INSTEAD = {
 }
 
 
-class NativeLayout(Layout[D]):
+class NativeLayout(DocumentReads[D]):
     """Readings in the server's own kind of collection."""
 
     pattern = "time_series"
     entry: ModelEntry[D]
 
     def __init__(self, entry: ModelEntry[D], declared: Any) -> None:
-        self.entry = entry
+        super().__init__(entry)
         self.declared = declared
         self.collection = entry.collection
         self.name = entry.model.__name__
@@ -170,26 +170,22 @@ class NativeLayout(Layout[D]):
     def reader(self, query: Query) -> DocumentReader[Any]:
         if query.deleted:
             self._not_answered("find(…, deleted=True)")
-        command = crud.find_command(self.entry, query)
+        command = find_command(self.entry, query)
         if query.sort is None:
             # In the order of time, as of buckets; the server has its own in the order of their windows.
             order = {"sort": [(self.time.stored, 1)], "allow_disk_use": True}
             command = replace(command, options={**command.options, **order})
         return DocumentReader(self.entry, command, query)
 
-    def page(
-        self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
-    ) -> Plan[Page[Any]]:
-        return reads.page(self.entry, filter, sort, size, after, card)
+    def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
+        # In the order of time.
+        return Layout.first(self, filter, sort, card)
 
-    def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
-        return reads.distinct(self.entry, field, filter)
+    def archive_reader(self, query: Query) -> Any:
+        self._not_answered("find(archived=True)")
 
-    def aggregate(self, pipeline: Any, into: Any) -> reads.PipelineReader:
-        return reads.aggregate(self.entry, pipeline, into)
-
-    def count(self, filter: Any) -> Plan[int]:
-        return crud.count(self.entry, filter)
+    def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> Any:
+        self._not_answered("search")
 
     def _series(self, key: Any, start: Any, end: Any) -> Raw:
         low, high = bounds(start, end)

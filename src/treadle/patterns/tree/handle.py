@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from treadle.engine.divided_reads import refuse_changed
 from treadle.engine.inserts import Insert
+from treadle.engine.queries import refuse_changed
 from treadle.engine.write_path import WritePath
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
