@@ -18,7 +18,6 @@ from treadle import Document, Indexed, Store, UsageError
 def used_index(store: Any, database: Any, model: type[Document], filter: dict[str, Any]) -> str | None:
     """The index by which the server would answer a find on a model."""
     from treadle.engine.reads import find_command
-
     from treadle.graph.query import Query
 
     command = find_command(store.graph.entry(model), Query(filter))
