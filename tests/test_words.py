@@ -23,7 +23,14 @@ PAGES = [
         "docs/glossary.md",
         "docs/how-it-works.md",
         "docs/index.md",
+        "docs/backup.md",
+        "docs/failover.md",
+        "docs/monitoring.md",
         "docs/production-checklist.md",
+        "docs/releases.md",
+        "docs/servers.md",
+        "docs/verification.md",
+        "docs/worker.md",
     )
 ]
 
