@@ -289,7 +289,13 @@ def upgrades_evaluate_no_formulas(patch: Patch) -> None:
 
 
 def conditions_are_evaluated_before_the_upgrade(patch: Patch) -> None:
-    patch.setattr(VersionChain, "before_upgrade", lambda self, own: own)
+    real = VersionChain.divide_strictly
+
+    def divide(self: Any, own: Any) -> Any:
+        divided = real(self, own)
+        return divided and divided._replace(stored=own)
+
+    patch.setattr(VersionChain, "divide_strictly", divide)
 
 
 def outdated_documents_are_read_as_they_are(patch: Patch) -> None:

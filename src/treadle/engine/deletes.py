@@ -36,11 +36,10 @@ from treadle.engine.version_upgrade import (
     upgrade_matching_upgraded,
     upgrade_possible,
     upgraded,
-    upgraded_leniently,
 )
 from treadle.errors import DataError, UsageError
 from treadle.graph.batch import Batch
-from treadle.graph.changes import Changes
+from treadle.graph.changes import Changes, load_documents
 from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import ChunkedWrite, CommitNeeded, Selector, Write
@@ -300,7 +299,7 @@ def _batch(entry: ModelEntry, befores: Sequence[Raw], path: str | None) -> Plan[
     """The documents of one class as its rules see them."""
     if not derivation(entry).acting:
         return Batch([])
-    current = yield from upgraded_leniently(entry, befores)
+    current = yield from load_documents(entry, befores)
     return Batch([(each, None if path is None else {**each, path: _PROVISIONAL}) for each in current])
 
 

@@ -34,9 +34,9 @@ from treadle.engine.target_updates import (
     note_writes,
     store_derived,
 )
-from treadle.engine.version_upgrade import lower_documents, upgrade_possible, upgraded_leniently
+from treadle.engine.version_upgrade import lower_documents, upgrade_possible
 from treadle.graph.aggregate import RECOMPUTE, Aggregate, Values
-from treadle.graph.changes import Change, Changes, NotRead
+from treadle.graph.changes import Change, Changes, NotRead, load_documents
 from treadle.graph.derived import Contribution, DerivedRule, copies_in
 from treadle.graph.graph import Graph
 from treadle.graph.levels import Level
@@ -265,7 +265,7 @@ def _with_changed_keys(rule: DerivedRule, changes: Iterable[Change]) -> list[Raw
 
 def targets_of(rule: DerivedRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
     """Return what the targets of these stored sources are known by, whether or not the sources count."""
-    current = yield from upgraded_leniently(rule.source, sources)
+    current = yield from load_documents(rule.source, [each for each in sources if each])
     if rule.match.is_local:
         keys = rule.match.of_all(current)
     else:

@@ -61,17 +61,6 @@ def upgraded(entry: ModelEntry, raws: Sequence[Raw]) -> Plan[list[Raw]]:
     return (yield from entry.versions.upgrade(raws)).required()
 
 
-def upgraded_leniently(entry: ModelEntry, raws: Sequence[Raw]) -> Plan[list[Raw]]:
-    """Stored documents as current ones; one that cannot be upgraded, or an empty one, as it is."""
-    given = [raw for raw in raws if raw]
-    outcomes = iter((yield from entry.versions.upgrade(given)).outcomes)
-    current = []
-    for raw in raws:
-        outcome = next(outcomes) if raw else raw
-        current.append(raw if isinstance(outcome, DataError) else outcome)
-    return current
-
-
 def _store_back(entry: ModelEntry, keys: Sequence[Any]) -> Plan[None]:
     def store() -> Plan[None]:
         documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})

@@ -33,9 +33,9 @@ from treadle.engine.pages import by_ids, next_ids
 from treadle.engine.propagate import propagate, record
 from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import Contended, attempting, salvage
-from treadle.engine.version_upgrade import check_lowering, upgraded_leniently
+from treadle.engine.version_upgrade import check_lowering
 from treadle.errors import PartlyDone, TreadleError, UsageError
-from treadle.graph.changes import Changes
+from treadle.graph.changes import Changes, load_documents
 from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import around
@@ -296,7 +296,7 @@ def _read_again(entry: ModelEntry, outcome: Any) -> Plan[Any]:
     documents = [outcome] if isinstance(outcome, dict) else outcome
     rows = yield from by_ids(entry.collection, [each["_id"] for each in documents])
     stored = [rows.get(freeze(each["_id"]), each) for each in documents]
-    now = yield from upgraded_leniently(entry, stored)
+    now = yield from load_documents(entry, stored)
     return now[0] if isinstance(outcome, dict) else now
 
 

@@ -155,18 +155,23 @@ def load_images(
 
     One that cannot be upgraded is taken as it is stored.
     """
-    collection = model.collection if collection is None else collection
+    collection, chain = model.collection if collection is None else collection, model.versions
+    documents = iter((yield from load_documents(model, [raw for raw in raws if raw is not None])))
+    return [
+        None
+        if raw is None
+        else Image(next(documents), collection, chain.is_versioned and chain.is_outdated(raw))
+        for raw in raws
+    ]
+
+
+def load_documents(model: ChangedModel, raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Return stored documents in the current version; one that cannot be upgraded as it is."""
     chain = model.versions
-    stored = [raw for raw in raws if raw is not None]
-    if not chain.is_versioned or not any(map(chain.is_outdated, stored)):
-        return [None if raw is None else Image(raw, collection) for raw in raws]
-    outcomes = iter((yield from chain.upgrade(stored)).outcomes)
-    images: list[Image | None] = []
-    for raw in raws:
-        if raw is None:
-            images.append(None)
-            continue
-        outcome = next(outcomes)
-        document = raw if isinstance(outcome, DataError) else outcome
-        images.append(Image(document, collection, chain.is_outdated(raw)))
-    return images
+    if not chain.is_versioned or not any(map(chain.is_outdated, raws)):
+        return list(raws)
+    outcomes = (yield from chain.upgrade(raws)).outcomes
+    return [
+        raw if isinstance(outcome, DataError) else outcome
+        for raw, outcome in zip(raws, outcomes, strict=True)
+    ]

@@ -11,7 +11,7 @@ Several collections are read at one moment only in a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -23,10 +23,9 @@ from treadle.graph.stored_pages import matching, quarantine_quietly, readable_pa
 from treadle.graph.versions import Divided, VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
-from treadle.query.comparison import order_key
+from treadle.query.keys import freeze
 from treadle.query.paths import top
 
-SortKeys: TypeAlias = Sequence[tuple[str, int]]
 # The ids of documents that were quarantined, with the reasons.
 Failed: TypeAlias = list[tuple[Any, str]]
 Role: TypeAlias = Literal["targets", "sources", "everything", "deleted"]
@@ -133,11 +132,10 @@ class Scope:
 
     def stored(self, own: Mapping[str, Any] = NO_FILTER) -> Raw:
         """Return a condition that every stored document meets which matches once it is upgraded."""
-        if not self.splits(own):
+        divided = self.divide(own)
+        if divided is None:
             return self.filter(own)
-        chain = self.versions
-        outdated = beside(chain.outdated_only, chain.before_upgrade(self.filter(own)) or {})
-        return {"$or": [self.current(own), outdated]}
+        return {"$or": [self.current(own), beside(self.versions.outdated_only, divided.stored)]}
 
     def admits(self, document: Raw) -> bool:
         """Whether a current document meets the conditions."""
@@ -159,14 +157,17 @@ class Scope:
 
         Or before what `reads` these paths is, None for any.
         """
-        chain = self.versions
-        if not chain.may_change:
+        if not self.versions.may_change:
             return False
-        changed = chain.changed_fields
+        changed = self.versions.changed_fields
         named = None if reads is None else {top(path) for path in reads} - {"_id"}
         if named is None or (named and (changed is None or named & changed)):
             return True
-        return chain.names_changed(self.filter(own))
+        return self.divide(own) is not None
+
+    def divide(self, own: Mapping[str, Any]) -> Divided | None:
+        """Return what matches in two parts, before and after the upgrade; None where versions agree."""
+        return self.versions.divide_strictly(self.filter(own))
 
     # -- documents ---------------------------------------------------------------------------------
 
@@ -194,27 +195,29 @@ class Scope:
         self,
         own: Raw,
         *,
-        sort: SortKeys | None = None,
         limit: int = 0,
         projection: Raw | None = None,
         failed: Failed | None = None,
     ) -> Plan[list[Image]]:
         """Return everything in the scope that matches, of all versions, in all collections.
 
+        Outside of a snapshot parts are read in the order in which documents
+        move: outdated ones before current ones, the archive last. So one that
+        is migrated or archived between two reads is found, and returned once.
         Documents that cannot be read are quarantined, and added to `failed`.
         A projection must leave out nothing that a migration or a formula reads.
         """
         splits = self.splits(own)
+        condition = self.current(own) if splits else self.filter(own)
         images: list[Image] = []
         for collection in self.collections:
-            condition = self.current(own) if splits else self.filter(own)
-            reading = find(collection, condition, projection, sort=sort, limit=limit)
-            raws = yield from self.readable(reading, failed)
-            images += yield from self.load(raws, collection, failed)
             if splits:
                 images += yield from self.find_outdated(own, collection=collection, failed=failed)
-        if sort and (splits or len(self.collections) > 1):
-            images = _in_order(images, sort)
+            reading = find(collection, condition, projection, limit=limit)
+            raws = yield from self.readable(reading, failed)
+            images += yield from self.load(raws, collection, failed)
+        if splits or len(self.collections) > 1:
+            images = [*{freeze(image.document["_id"]): image for image in images}.values()]
         return images[:limit] if limit else images
 
     def readable(self, reading: Plan[list[Raw]], failed: Failed | None = None) -> Plan[list[Raw]]:
@@ -246,8 +249,7 @@ class Scope:
         return images
 
     def _divide(self, own: Raw) -> Divided:
-        condition = self.filter(own)
-        return Divided(self.versions.before_upgrade(condition) or {}, condition)
+        return self.divide(own) or Divided(self.filter(own), {})
 
     def _each_outdated(
         self,
@@ -282,19 +284,19 @@ class Scope:
         documents a part is a page of these, of which `outdated` are the
         stages, if they differ, and `keep` says which may match.
         """
-        of_outdated = stages if outdated is None else outdated
         splits, condition = self.splits(own, reads), self.filter(own)
         current = beside(self.versions.current_only, condition) if splits else condition
-        rows: list[Raw] = []
+        divided, rows = self._divide(own), list[Raw]()
+        upgraded = [{"$match": divided.upgraded}, *(stages if outdated is None else outdated)]
 
         def visit(documents: list[Raw]) -> Plan[None]:
-            chosen = [each for each in documents if self.admits(each) and (keep is None or keep(each))]
-            rows.extend((yield from self.evaluate(chosen, [{"$match": condition}, *of_outdated])))
+            chosen = [each for each in documents if keep is None or keep(each)]
+            rows.extend((yield from self.evaluate(chosen, upgraded)))
 
         for collection in self.collections:
             rows += yield from aggregate(collection, [*([{"$match": current}] if current else []), *stages])
             if splits:
-                yield from self._each_outdated(collection, self._divide(own).stored, visit)
+                yield from self._each_outdated(collection, divided.stored, visit)
         return rows
 
     def evaluate(self, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
@@ -348,36 +350,3 @@ def beside(one: Mapping[str, Any], other: Mapping[str, Any]) -> Raw:
 def is_one_of(values: Sequence[Any]) -> Raw:
     """Return the condition that a field has one of these values."""
     return {"$eq": values[0]} if len(values) == 1 else {"$in": list(values)}
-
-
-def _in_order(images: Sequence[Image], sort: SortKeys) -> list[Image]:
-    """Return the images of several parts in the server's order."""
-    ordered = list(images)
-    # From the last key to the first: each sort keeps the order of what is equal.
-    for path, direction in reversed(sort):
-        descends = direction == -1
-        rank = partial(_rank, names=path.split("."), greatest=descends)
-        ordered.sort(key=rank, reverse=descends)
-    return ordered
-
-
-def _rank(image: Image, names: Sequence[str], greatest: bool) -> tuple[int, Any]:
-    """Return where the server sorts a document by a path: an array by its least element, or its greatest."""
-    ranks = [order_key(value) for value in _values(image.document, names)]
-    if not ranks:
-        # An empty array comes before null.
-        return 0, 0
-    return max(ranks) if greatest else min(ranks)
-
-
-def _values(value: Any, names: Sequence[str]) -> Iterator[Any]:
-    if isinstance(value, list):
-        for item in value:
-            if names and not isinstance(item, dict):
-                continue
-            yield from _values(item, names) if names else [item]
-    elif not names:
-        yield value
-    else:
-        inner = value.get(names[0]) if isinstance(value, dict) else None
-        yield from _values(inner, names[1:])

@@ -80,11 +80,11 @@ class StoreCodec(Codec[M]):
         chain, load = self.versions, self.own.load
         if chain is None:
             return load
-        field, current, upgrade = chain.field, chain.current, chain.convert_in_python
+        field, current, upgrade = chain.field, chain.current, chain.upgrade_in_python
 
         def load_version(raw: dict[str, Any]) -> Any:
             if raw.get(field) != current:
-                raw = upgrade(raw, current)
+                raw = upgrade(raw)
             return load(raw)
 
         return load_version
@@ -126,7 +126,7 @@ class StoreCodec(Codec[M]):
         """A document of a kind that no model has: migrated by the base, or an error."""
         chain = self.versions
         if chain is not None and chain.is_outdated(raw):
-            raw = chain.convert_in_python(raw, chain.current)
+            raw = chain.upgrade_in_python(raw)
             kind = raw.get(self._discriminator or "")
             member = self._members.get(kind) if isinstance(kind, (str, int)) else None
             if member is not None:

@@ -63,7 +63,7 @@ def declared_steps(model: type) -> dict[int, Step]:
 
 
 class Divided(NamedTuple):
-    """A caller's filter that names fields which an upgrade changes, in two parts that must both hold."""
+    """A condition that names fields which an upgrade changes, in two parts that must both hold."""
 
     # Evaluated on documents as they are stored, whatever their version.
     stored: Raw
@@ -126,6 +126,10 @@ class VersionChain:
         self.newest = self.current
         while self.newest in self.steps and self.steps[self.newest].back is not None:
             self.newest += 1
+        # Whether a stored document may have another version that this Store can read.
+        self.may_change = self.is_versioned and self.newest > 1
+        # Whether this Store stores an older version than the current one.
+        self.writes_older = self.written < self.current
 
     def _check(self) -> None:
         name = self.model.__name__
@@ -164,11 +168,6 @@ class VersionChain:
                 )
 
     # -- which version a document has ---------------------------------------------------------------
-
-    @property
-    def writes_older(self) -> bool:
-        """Whether this Store stores an older version than the current one."""
-        return self.written < self.current
 
     @property
     def highest(self) -> int:
@@ -302,60 +301,57 @@ class VersionChain:
         yield from self._on_server(outcomes, positions, stages, fail)
 
     def _applied(self, way: Function, raw: Raw, start: int, reached: int) -> Raw | DataError:
+        """Return what a function makes of one document, or why it makes nothing."""
         try:
             # A copy: functions change the document in place, and the one that was read is still needed.
-            return encodable(self._apply(way, raw, start, reached), self.model)
+            after = way(copied(raw))
         except DataError as error:
             return error
-        except UsageError as error:
+        except TreadleError as error:
             return self.failure(raw.get("_id"), reached, error.message)
-
-    def _apply(self, way: Function, raw: Raw, start: int, reached: int) -> Raw:
-        """One way of one document; an error of the function becomes a `DataError` with the document's id."""
-        identity = raw.get("_id")
-        try:
-            after = way(copied(raw))
-        except TreadleError:
-            raise
         except Exception as error:
             # The function is the caller's: whatever it raises is about this document.
-            raise self.failure(identity, reached, f"{type(error).__name__}: {error}") from error
-        if not isinstance(after, dict):
-            reason = f"the function returned {type(after).__name__}, not the document"
-            raise self.failure(identity, reached, reason)
-        # NaN is not equal to itself.
-        if after.get("_id") is not identity and after.get("_id") != identity:
-            raise self.failure(identity, reached, "the function changed the _id")
-        self._check_fields(raw, after, start, reached)
+            return self.failure(raw.get("_id"), reached, f"{type(error).__name__}: {error}")
+        if reason := self._refusal(raw, after, start, reached):
+            return self.failure(raw.get("_id"), reached, reason)
         if RESERVED in raw:
             # Treadle's own state of a document stays, whatever a function makes of the rest.
             after[RESERVED] = raw[RESERVED]
         after[self.field] = reached
-        return after
+        try:
+            return encodable(after, self.model)
+        except UsageError as error:
+            return self.failure(raw.get("_id"), reached, error.message)
 
-    def _check_fields(self, raw: Raw, after: Raw, start: int, reached: int) -> None:
-        """Refuse a change of a field that `fields=` of the migration does not name."""
+    def _refusal(self, raw: Raw, after: Any, start: int, reached: int) -> str | None:
+        """Return why the result of a function cannot be the document."""
+        if not isinstance(after, dict):
+            return f"the function returned {type(after).__name__}, not the document"
+        if not identical(after.get("_id"), raw.get("_id")):
+            return "the function changed the _id"
         fields = self.steps[min(start, reached)].fields
         if fields is None:
-            return
+            return None
         missing = object()
         for name in {*raw, *after} - fields - {self.field, RESERVED}:
             if not identical(raw.get(name, missing), after.get(name, missing)):
-                reason = f"the function changed {name!r}, which fields= does not name"
-                raise self.failure(raw.get("_id"), reached, reason)
+                return f"the function changed {name!r}, which fields= does not name"
+        return None
 
-    def convert_in_python(self, raw: Raw, end: int) -> Raw:
-        """A document as another version has it; raises `DataError` where a pipeline is on the way."""
-        start = self._require_known(raw, end)
-        for way, reached in self.ways(start, end):
-            if not callable(way):
-                raise DataError(
-                    f"the {self.model.__name__} with _id {raw.get('_id')!r} is of an older version, and a "
-                    "pipeline leads on from there, which only the server runs; read it through the Store",
-                    code="migration-pipeline",
-                )
-            raw, start = self._apply(way, raw, start, reached), reached
-        return raw
+    def upgrade_in_python(self, raw: Raw) -> Raw:
+        """A document in the current version; raises `DataError` where a pipeline is on the way."""
+        plan = self.convert([raw], self.current)
+        try:
+            next(plan)
+        except StopIteration as done:
+            upgraded: Upgraded = done.value
+            return upgraded.required()[0]
+        plan.close()
+        raise DataError(
+            f"the {self.model.__name__} with _id {raw.get('_id')!r} is of an older version, and a "
+            "pipeline leads on from there, which only the server runs; read it through the Store",
+            code="migration-pipeline",
+        )
 
     def failure(self, identity: Any, version: int, reason: str) -> DataError:
         return DataError(
@@ -444,25 +440,28 @@ class VersionChain:
         """The steps by which stored documents become current ones."""
         return [self.steps[version] for version in range(1, self.newest)]
 
-    @property
-    def may_change(self) -> bool:
-        """Whether a stored document may have another version that this Store can read."""
-        return self.is_versioned and bool(self._steps_in())
+    def divide_strictly(self, own: Raw) -> Divided | None:
+        """A rule's condition in two parts; None where it means the same in every version.
 
-    def before_upgrade(self, own: Raw) -> Raw | None:
-        """The part of a condition that means the same in every version; None where no part does."""
-        return _merged([part for part in _conjuncts(own) if self._means_the_same(part)]) or None
+        Whatever is not known to stay counts as changed.
+        """
+        return self._divided(own, self._may_mean_another)
 
-    def names_changed(self, own: Raw) -> bool:
-        """Whether a condition may mean something else in another version."""
-        return self.may_change and not all(map(self._means_the_same, _conjuncts(own)))
-
-    def _means_the_same(self, part: Raw) -> bool:
+    def _may_mean_another(self, part: Raw) -> bool:
         paths, changed = filter_references(part), self.changed_fields
         if paths is None:
-            return False
+            return True
         names = set(map(top, paths))
-        return names <= {"_id"} if changed is None else not names & changed
+        return not names <= {"_id"} if changed is None else bool(names & changed)
+
+    def _divided(self, own: Raw, changes: Callable[[Raw], bool]) -> Divided | None:
+        if not self.may_change:
+            return None
+        stored: list[Raw] = []
+        upgraded: list[Raw] = []
+        for part in _conjuncts(own):
+            (upgraded if changes(part) else stored).append(part)
+        return Divided(_merged(stored), _merged(upgraded)) if upgraded else None
 
     # -- filters of callers ---------------------------------------------------------------------------
 
@@ -472,13 +471,7 @@ class VersionChain:
         Only fields that an upgrade is known to change count as changed. A name
         of an older version alone is looked for as it is stored.
         """
-        if not self.may_change:
-            return None
-        stored: list[Raw] = []
-        upgraded: list[Raw] = []
-        for part in _conjuncts(own):
-            (upgraded if self._is_known_to_change(part) else stored).append(part)
-        return Divided(_merged(stored), _merged(upgraded)) if upgraded else None
+        return self._divided(own, self._is_known_to_change)
 
     def _is_known_to_change(self, part: Raw) -> bool:
         paths = filter_references(part)
