@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from bson import Decimal128, Int64
+from bson import Decimal128
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,11 +57,6 @@ def test_a_sum_of_floats_that_falls_below_a_power_of_two_is_computed_from_scratc
     assert sum_after(1.0, [1.0], []) is None
     assert sum_after(0.0, [], [0.0]) == 0.0
     assert sum_after(1e308, [], [1e308]) is None
-
-
-def test_long_integers_stay_long():
-    """The driver tells them from short ones, and so does the server."""
-    assert isinstance(sum_after(Int64(1), [], [Int64(2)]), Int64)
 
 
 def takes_finite(value: Any) -> bool:

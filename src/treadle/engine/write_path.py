@@ -27,11 +27,10 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine import fan_outs
 from treadle.engine.copies import UNBOUNDED, FanOut, copy_sources
-from treadle.engine.derive import DerivedValues
+from treadle.engine.derive import DerivedValues, recompute
 from treadle.engine.index_check import IndexCheck
 from treadle.engine.pages import by_ids, next_ids
 from treadle.engine.propagate import propagate, record
-from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import Contended, attempting, salvage
 from treadle.engine.version_upgrade import check_lowering
 from treadle.errors import PartlyDone, TreadleError, UsageError

@@ -30,7 +30,6 @@ _EXACT = decimal.Context(
     traps=[decimal.Rounded, decimal.Clamped, decimal.InvalidOperation],
 )
 _INTEGERS = frozenset({int, Int64})
-_WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
 # Converting this text fails, but only where it is evaluated.
 _FAIL: Raw = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
 
@@ -78,15 +77,12 @@ def terms(removed: Sequence[Any], added: Sequence[Any]) -> list[Any] | None:
     leaving = list(filter(is_number, removed))
     if not all(map(_may_be_subtracted, leaving)):
         return None
-    return _terms_of([*filter(is_number, added), *map(negate, leaving)])
-
-
-def _terms_of(change: Sequence[Any]) -> list[Any] | None:
-    whole, fraction = (sum(each for each in change if isinstance(each, kind)) for kind in (int, float))
-    exact = _decimal_sum([each.to_decimal() for each in change if isinstance(each, Decimal128)])
-    if exact is None or not -INT64 <= whole < INT64:
-        return None
-    return [term for term in (whole, fraction, exact) if term]
+    change = [*filter(is_number, added), *map(negate, leaving)]
+    whole, fractions, decimals = (
+        [each for each in change if isinstance(each, kind)] for kind in (int, float, Decimal128)
+    )
+    sums = [exact_sum(whole), sum(fractions), exact_sum(decimals)]
+    return None if None in sums else [each for each in sums if from_bson(each)]
 
 
 def _may_be_subtracted(number: Any) -> bool:
@@ -95,19 +91,6 @@ def _may_be_subtracted(number: Any) -> bool:
         return isinstance(number, int)
     # A sum with such a number may have been rounded to 34 digits.
     return number.to_decimal().is_finite() and not _is_extreme(number.to_decimal())
-
-
-def _decimal_sum(numbers: Sequence[decimal.Decimal]) -> Decimal128 | int | None:
-    """Return the exact sum; 0 for nothing to add, and None where a Decimal128 cannot hold it."""
-    if not all(each.is_finite() for each in numbers):
-        return None
-    exact = decimal.Decimal(0)
-    for each in numbers:
-        exact = _WIDE.add(exact, each)
-    try:
-        return Decimal128(exact) if exact else 0
-    except decimal.DecimalException:
-        return None
 
 
 def _is_extreme(value: decimal.Decimal) -> bool:
@@ -206,7 +189,8 @@ def exact_sum(numbers: Sequence[Any]) -> Any:
     """
     kinds = {type(number) for number in numbers}
     if kinds <= _INTEGERS:
-        return _exact_integer(numbers, long=Int64 in kinds)
+        whole = sum(numbers)
+        return whole if -INT64 <= whole < INT64 else None
     if not kinds <= _INTEGERS | {Decimal128}:
         return None
     exact = bound = decimal.Decimal(0)
@@ -221,29 +205,11 @@ def exact_sum(numbers: Sequence[Any]) -> Any:
     return Decimal128(exact) if exact.is_finite() else None
 
 
-def _exact_integer(numbers: Sequence[Any], *, long: bool) -> int | None:
-    """Return the sum of integers; of 64 bits if one of them is, or if it needs them."""
-    whole: int = sum(numbers)
-    if not -(2**63) <= whole < 2**63:
-        return None
-    if not long:
-        return whole
-    # A sum of short integers that was large for a moment is stored as long, though it no longer needs to be.
-    surely = _needs_long(whole) or any(
-        type(number) is Int64 and not _needs_long(number) for number in numbers
-    )
-    return Int64(whole) if surely else None
-
-
-def _needs_long(number: int) -> bool:
-    return not -(2**31) <= number < 2**31
-
-
 def total(one: Any, other: Any) -> Any:
     """Return the sum of two sums, as `$sum` gives it."""
     if not (isinstance(one, Decimal128) or isinstance(other, Decimal128)):
         whole = one + other
-        return whole if isinstance(whole, float) or -(2**63) <= whole < 2**63 else float(whole)
+        return whole if isinstance(whole, float) or -INT64 <= whole < INT64 else float(whole)
     parts = [
         each.to_decimal() if isinstance(each, Decimal128) else decimal.Decimal(repr(each))
         for each in (one, other)

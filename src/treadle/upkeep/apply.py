@@ -16,9 +16,8 @@ from typing import Any
 from treadle.engine import fan_outs
 from treadle.engine.copies import UNBOUNDED, FanOut, copy_to, read_cards, upgrade_targets
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.derive import DerivedValues
+from treadle.engine.derive import DerivedValues, recompute
 from treadle.engine.propagate import propagate
-from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import attempting, divide, divides, salvage
 from treadle.engine.version_upgrade import upgrade_matching_upgraded
 from treadle.engine.write_path import commit_changes

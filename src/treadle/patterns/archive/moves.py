@@ -14,10 +14,9 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.derive import DerivedValues
+from treadle.engine.derive import DerivedValues, recompute
 from treadle.engine.documents import as_written, translated
 from treadle.engine.pipelines import formula_stages
-from treadle.engine.recomputation import recompute
 from treadle.engine.salvage import salvage
 from treadle.engine.write_path import commit_changes
 from treadle.errors import UsageError

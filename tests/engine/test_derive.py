@@ -1,7 +1,4 @@
-"""The worker and repair store what a document derives, rule by rule.
-
-Covers: engine/derive
-"""
+"""The worker and repair store what a document derives, rule by rule."""
 
 from __future__ import annotations
 
