@@ -78,11 +78,13 @@ def terms(removed: Sequence[Any], added: Sequence[Any]) -> list[Any] | None:
     if not all(map(_may_be_subtracted, leaving)):
         return None
     change = [*filter(is_number, added), *map(negate, leaving)]
-    whole, fractions, decimals = (
-        [each for each in change if isinstance(each, kind)] for kind in (int, float, Decimal128)
-    )
+    whole, fractions, decimals = (_of_type(change, kind) for kind in (int, float, Decimal128))
     sums = [exact_sum(whole), sum(fractions), exact_sum(decimals)]
     return None if None in sums else [each for each in sums if from_bson(each)]
+
+
+def _of_type(numbers: Sequence[Any], kind: type) -> list[Any]:
+    return [each for each in numbers if isinstance(each, kind)]
 
 
 def _may_be_subtracted(number: Any) -> bool:
