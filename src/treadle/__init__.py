@@ -80,9 +80,9 @@ if TYPE_CHECKING:
     from treadle.upkeep.aside import SetAsideDocument as SetAsideDocument
     from treadle.upkeep.findings import KeptFinding as KeptFinding
     from treadle.upkeep.jobs import JobStatus as JobStatus
-    from treadle.upkeep.migrations.run import Migrated as Migrated
-    from treadle.upkeep.migrations.run import Sample as Sample
-    from treadle.upkeep.migrations.run import SetAside as SetAside
+    from treadle.upkeep.migrate import Migrated as Migrated
+    from treadle.upkeep.migrate import Sample as Sample
+    from treadle.upkeep.migrate import SetAside as SetAside
     from treadle.upkeep.schedule import Ran as Ran
 
 __version__ = "0.1.0"
@@ -124,7 +124,7 @@ _NAMES = {
     "upkeep.aside": "SetAsideDocument",
     "upkeep.findings": "KeptFinding",
     "upkeep.jobs": "JobStatus",
-    "upkeep.migrations.run": "Migrated Sample SetAside",
+    "upkeep.migrate": "Migrated Sample SetAside",
     "upkeep.schedule": "Ran",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

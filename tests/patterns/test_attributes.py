@@ -310,6 +310,28 @@ def test_what_others_wrote_is_read_and_doubled_names_are_found(store, database):
     assert {"color": "blue", "size": 1} == store.get(Product, 1).specs
 
 
+def test_what_a_repair_changes_is_followed(store, database):
+    pairs = [{"k": "color", "v": "red"}, {"k": "color", "v": "blue"}]
+    raw = {"name": "", "shop_id": 1, "sheet": {"lines": []}}
+    database["products"].insert_many([{**raw, "_id": key, "specs": pairs} for key in (1, 2)])
+    database["products"].insert_one({**raw, "_id": 3, "specs": pairs[:1]})
+    assert 2 == store.repair(Product)
+    assert 1 == store.get(Shop, 1).red
+    assert [] == [each for each in store.verify() if each.path == "red"]
+
+
+def test_elements_of_other_writers_stay_and_are_named(store, database):
+    """A repair deletes nothing that it does not understand."""
+    foreign = {"k": "size", "value": 7}
+    specs = [{"k": "color", "v": "red"}, foreign, {"k": "color", "v": "blue"}]
+    raw = {"_id": 1, "name": "", "shop_id": 1, "specs": specs, "sheet": {"lines": []}}
+    database.get_collection("products").insert_many([raw], bypass_document_validation=True)
+    store.repair(Product)
+    assert [{"k": "color", "v": "blue"}, foreign] == stored(database)
+    (item,) = store.set_aside()
+    assert ("Product.specs", 1, "document-invalid") == (item.rule, item.document_id, item.code)
+
+
 @pytest.mark.heavy
 def test_random_updates_and_filters(database):
     """Against a plain dict, and against a collection whose fields are ordinary ones."""

@@ -19,7 +19,7 @@ from treadle.errors import UsageError
 if TYPE_CHECKING:
     from treadle.cli.application import AnyStore
     from treadle.model.document import Document
-    from treadle.upkeep.migrations.run import Migrated, Sample
+    from treadle.upkeep.migrate import Migrated, Sample
 
 SET_ASIDE_LINES_MAX = 20
 

@@ -1,29 +1,28 @@
 """Attributes: many optional, searchable fields as `[{"k": …, "v": …}]` under one index.
 
-What it keeps right: each name is there once, and every filter on a name is
-one that the index serves. How filters, updates and sorts are translated is in
+The invariant: each name is there once, and every filter on a name is one that
+the index serves. How filters, updates and sorts are translated is in
 `query/attributes.py`, how a dict is stored and read in `model/attributes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from pymongo import ASCENDING, IndexModel, UpdateOne
+from pymongo import ASCENDING, IndexModel
 
-from treadle.engine.version_upgrade import lower_documents, upgrade_matching_upgraded
-from treadle.errors import DeclarationError
-from treadle.graph.changes import Changes
-from treadle.graph.outcomes import Finding
+from treadle.engine.expected_rule import ExpectedRule
+from treadle.errors import DataError, DeclarationError
 from treadle.graph.owned import Owned
+from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import STATE, Models, Pattern, Place, Reads, Rule, Storage
-from treadle.graph.scope import Image
+from treadle.graph.stored_pages import quarantine_quietly
 from treadle.model.attributes import Pairs
 from treadle.model.codec import codec_of
-from treadle.plan import Plan, Raw, bulk_write, by_id, transact
-from treadle.query.comparison import identical
+from treadle.plan import Plan, Raw
 from treadle.query.paths import value_at
 
 # Neighbouring keys are much alike; as one index it holds no fewer of them than many would.
@@ -47,7 +46,7 @@ class Attributes(Pattern, Pairs):
         return AttributesRule(place)
 
 
-class AttributesRule(Rule):
+class AttributesRule(ExpectedRule):
     """Attributes at their place."""
 
     pattern = "attributes"
@@ -74,56 +73,42 @@ class AttributesRule(Rule):
                     code="maintained-type",
                 )
 
-    # -- proof and repair ----------------------------------------------------------------------------
+    # -- verify and repair ---------------------------------------------------------------------------
 
-    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
-        findings = []
-        for document in page or ():
-            stored = value_at(document, self.path)
-            expected = in_order(stored)
-            if not identical(stored, expected):
-                name = self.target.model.__name__
-                findings.append(Finding(self.pattern, name, document["_id"], self.path, stored, expected))
-        return findings
-        yield  # pragma: no cover (a plan that asks for nothing)
+    def expected(self, documents: Sequence[Raw]) -> Plan[list[Mapping[str, Any]]]:
+        for document in documents:
+            if not is_understood(value_at(document, self.path)):
+                yield from quarantine_quietly(partial(self._quarantine, document["_id"]))
+        return [{self.path: in_order(value_at(document, self.path))} for document in documents]
 
-    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
-        wrong = (yield from self._wrong(keys)) if keys else []
-        if any(image.outdated for image in wrong):
-            ids = [image.document["_id"] for image in wrong]
-            yield from transact(lambda: self._upgrade({"_id": {"$in": ids}}))
-            wrong = yield from self._wrong(ids)
-        operations = []
-        for image in wrong:
-            stored = value_at(image.document, self.path)
-            # Only the value that was read; another writer may have changed it since.
-            seen = {**by_id(image.document["_id"]), self.path: {"$eq": stored}}
-            operations.append(UpdateOne(seen, {"$set": {self.path: in_order(stored)}}))
-        if operations:
-            yield from bulk_write(self.target.collection, operations, ordered=False)
-        return [image.document["_id"] for image in wrong]
+    def _quarantine(self, key: Any) -> Plan[None]:
+        error = DataError(
+            f"{self.place.label} of {key!r} holds elements that are not attributes; each is "
+            '{"k": text, "v": value}: repair them by hand',
+            code="document-invalid",
+        )
+        yield from set_aside(self.place.label, self.target.collection, key, error)
 
-    def _wrong(self, ids: Sequence[Any]) -> Plan[list[Image]]:
-        """Return those of some documents whose pairs are not as they should be."""
-        images = yield from self.target.targets.with_deleted.find({"_id": {"$in": list(ids)}})
-        values = [(image, value_at(image.document, self.path)) for image in images]
-        return [image for image, stored in values if not identical(stored, in_order(stored))]
 
-    def _upgrade(self, own: Raw) -> Plan[None]:
-        """Store outdated documents in the current version, where the field may have another name."""
-        changes = Changes()
-        yield from upgrade_matching_upgraded(self.target, own, changes, [self.path])
-        yield from lower_documents(changes)
+def is_understood(stored: Any) -> bool:
+    """Whether all elements are pairs; other values are for the validator to judge."""
+    return not isinstance(stored, list) or all(map(_is_pair, stored))
+
+
+def _is_pair(each: Any) -> bool:
+    return isinstance(each, dict) and isinstance(each.get("k"), str) and "v" in each
 
 
 def in_order(stored: Any) -> Any:
-    """Pairs as they should be: each name once, of a doubled one the last; a plain dict as pairs."""
+    """Return pairs as they should be: of a repeated name the last, a plain dict as pairs.
+
+    Elements of other writers that are not pairs stay where they are.
+    """
     if isinstance(stored, dict):
         return [{"k": name, "v": value} for name, value in stored.items()]
     if not isinstance(stored, list):
         return stored
-    by_name: dict[Any, Raw] = {}
-    for each in stored:
-        if isinstance(each, dict) and isinstance(each.get("k"), str) and "v" in each:
-            by_name[each["k"]] = each
+    by_name: dict[Any, Any] = {}
+    for position, each in enumerate(stored):
+        by_name[each["k"] if _is_pair(each) else position] = each
     return list(by_name.values())

@@ -1,14 +1,13 @@
 """Links: things of several kinds that belong together, in one collection, found by one array of ids.
 
-What it keeps right (Single Collection): a link is there from both ends, or
-not at all. Whoever writes one end writes the other in the same commit; when a
-document goes, its links go with it. `store.related(…)` is one query by one
-index.
+The invariant (Single Collection): a link exists from both ends or not at all.
+A write of one end writes the other in the same commit, and the links of a
+document disappear with it. `store.related(…)` is one query by one index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,18 +15,18 @@ from pymongo import ASCENDING, IndexModel, UpdateOne
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.documents import stamping
+from treadle.engine.expected_rule import ExpectedRule
 from treadle.engine.pages import by_ids
-from treadle.engine.version_upgrade import lower_documents, upgrade_matching_upgraded
+from treadle.engine.version_upgrade import upgrade_matching_upgraded
 from treadle.engine.write_path import WritePath
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.calls import RelatingRule
 from treadle.graph.changes import Before, Change, Changes
 from treadle.graph.layout import PageReader
-from treadle.graph.outcomes import Finding
 from treadle.graph.query import Query
 from treadle.graph.rule import REVISION, TRANSACTIONS, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Image
-from treadle.plan import Plan, Raw, bulk_write, by_id, transact
+from treadle.plan import Plan, Raw, bulk_write, by_id
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve
 
@@ -49,7 +48,7 @@ class Links(Pattern):
         return LinksRule(place, self.field)
 
 
-class LinksRule(RelatingRule):
+class LinksRule(ExpectedRule, RelatingRule):
     """The links of one collection."""
 
     pattern = "links"
@@ -101,11 +100,11 @@ class LinksRule(RelatingRule):
         return reader.in_pages_of(RELATED_PAGE)
 
     def _linked(self, image: Before) -> dict[Any, Any]:
-        """The ids that a document names, by frozen id; none where it does not exist."""
+        """Return the ids that a document names, by frozen id; none where it does not exist."""
         return self.links(image.document) if isinstance(image, Image) else {}
 
     def links(self, document: Raw) -> dict[Any, Any]:
-        """The ids that a document names, by frozen id; none where it is deleted."""
+        """Return the ids that a document names, by frozen id; none where it is deleted."""
         if not self.target.targets.admits(document):
             return {}
         stored = document.get(self.field)
@@ -114,11 +113,10 @@ class LinksRule(RelatingRule):
     def _is_active(self, image: Image | None) -> bool:
         return image is not None and self.target.targets.holds(image)
 
-    # -- writes -----------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
 
     def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
         """Bring the other ends in line with what was written."""
-        yield from self._write_once(changes, ledger)
         joining: dict[Any, list[Any]] = {}
         leaving: dict[Any, list[Any]] = {}
         others: dict[Any, Any] = {}
@@ -132,12 +130,14 @@ class LinksRule(RelatingRule):
                 leaving.setdefault(other, []).append(change.id)
             if change.before is not None and not self._is_active(change.after):
                 gone.append(change.id)
-        touched = [others[other] for other in {**joining, **leaving}]
-        if not touched and not gone:
-            return
-        named: list[Raw] = [{"_id": {"$in": touched}}, *([{self.field: {"$in": gone}}] if gone else [])]
-        documents = yield from self._load({"$or": named}, ledger)
-        self._refuse_dangling([others[other] for other in joining], documents)
+        named = [others[other] for other in {**joining, **leaving}]
+        documents: list[Raw] = []
+        if named or gone:
+            own: list[Raw] = [{"_id": {"$in": named}}, *([{self.field: {"$in": gone}}] if gone else [])]
+            documents = yield from self._load({"$or": own}, ledger)
+        missing = joining.keys() - {freeze(each["_id"]) for each in documents}
+        self._refuse_dangling([others[other] for other in joining if other in missing], changes)
+        yield from self._clean(changes, missing, ledger)
         yield from self._write(documents, joining, leaving, gone, ledger)
 
     def _load(self, own: Raw, ledger: Changes) -> Plan[list[Raw]]:
@@ -145,37 +145,39 @@ class LinksRule(RelatingRule):
         yield from upgrade_matching_upgraded(self.target, own, ledger, [self.field])
         return [image.document for image in (yield from self.target.targets.find(own))]
 
-    def _write_once(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
-        """Take second mentions of a link out of what was written."""
-        doubled = {
-            freeze(change.id): change
-            for change in changes
-            if change.after is not None
-            and (own := self.links(change.after.document))
-            and len(own) < len(change.after.document[self.field])
-        }
-        if not doubled:
-            return
-        entry, keys = self.target, [change.id for change in doubled.values()]
-        yield from bulk_write(
-            entry.collection,
-            [
-                UpdateOne(by_id(change.id), {"$set": {self.field: list(self._linked(change.after).values())}})
-                for change in doubled.values()
-            ],
-        )
-        for key, after in (yield from by_ids(entry.collection, keys)).items():
-            ledger.note(entry, doubled[key].after, Image(after, entry.collection))
+    def _refuse_dangling(self, missing: Sequence[Any], changes: Sequence[Change]) -> None:
+        """Refuse links to documents that do not exist; a restored document may hold such links."""
+        for key in missing:
+            frozen = freeze(key)
+            if any(frozen in self._linked(each.after) and not self._is_restored(each) for each in changes):
+                raise UsageError(
+                    f"{self.target.model.__name__} {key!r} does not exist, so nothing can be linked to it; "
+                    "insert it first, or both in one call of insert_many",
+                    code="link-dangling",
+                )
 
-    def _refuse_dangling(self, joined: Iterable[Any], documents: Sequence[Raw]) -> None:
-        there = {freeze(each["_id"]) for each in documents}
-        missing = [key for key in joined if freeze(key) not in there]
-        if missing:
-            raise UsageError(
-                f"{self.target.model.__name__} {missing[0]!r} does not exist, so nothing can be linked to "
-                "it; insert it first, or both in one call of insert_many",
-                code="link-dangling",
-            )
+    def _is_restored(self, change: Change) -> bool:
+        """Whether a document was soft-deleted before a change."""
+        before = change.before
+        return isinstance(before, Image) and not self._is_active(before) and self._is_active(change.after)
+
+    def _clean(self, changes: Sequence[Change], missing: Set[Any], ledger: Changes) -> Plan[None]:
+        """Take repeated links, and those to missing documents, out of what was written."""
+        cleaned: dict[Any, Change] = {}
+        operations = []
+        for change in changes:
+            own = self._linked(change.after)
+            links = [link for key, link in own.items() if key not in missing]
+            if own and change.after is not None and len(links) < len(change.after.document[self.field]):
+                cleaned[freeze(change.id)] = change
+                operations.append(UpdateOne(by_id(change.id), {"$set": {self.field: links}}))
+        if not operations:
+            return
+        entry = self.target
+        yield from bulk_write(entry.collection, operations)
+        stored = yield from by_ids(entry.collection, [change.id for change in cleaned.values()])
+        for key, after in stored.items():
+            ledger.note(entry, cleaned[key].after, Image(after, entry.collection))
 
     def _write(
         self,
@@ -185,26 +187,17 @@ class LinksRule(RelatingRule):
         gone: Sequence[Any],
         ledger: Changes,
     ) -> Plan[None]:
+        """Add and remove links in the documents at the other ends."""
         entry, operations, keys = self.target, [], []
         for document in documents:
             key, own = freeze(document["_id"]), self.links(document)
             come = [each for each in joining.get(key, ()) if freeze(each) not in own]
             left = [each for each in [*leaving.get(key, ()), *gone] if freeze(each) in own]
-            update: Raw = {}
-            if come and isinstance(document.get(self.field, []), list):
-                update["$addToSet"] = {self.field: {"$each": come}}
-            elif come:
-                # Another writer stored something else there, such as null.
-                update["$set"] = {self.field: come}
             if left:
                 # Another operator of the same field; one update takes one of them.
                 operations.append(UpdateOne(by_id(document["_id"]), {"$pull": {self.field: {"$in": left}}}))
             if come or left or key in joining:
-                # Really written, so that a deletion of it meets this commit.
-                update["$inc"] = {REVISION: 1}
-                # A link from the other end is a change: a replacement of what was read before conflicts.
-                changed = stamping(entry.kinds.of(document), update) if come or left else update
-                operations.append(UpdateOne(by_id(document["_id"]), changed))
+                operations.append(UpdateOne(by_id(document["_id"]), self._update(document, come, left)))
                 keys.append(document["_id"])
         if not operations:
             return
@@ -213,59 +206,37 @@ class LinksRule(RelatingRule):
         afters = yield from by_ids(entry.collection, keys)
         yield from ledger.add(entry, [(before[key], after) for key, after in afters.items()])
 
-    # -- proof and repair ----------------------------------------------------------------------------
+    def _update(self, document: Raw, come: list[Any], left: list[Any]) -> Any:
+        """Return the update of a document at the other end, for the links that come and those that left."""
+        # A no-op update takes no lock, so increment a counter: a deletion of the document must conflict.
+        update: Raw = {"$inc": {REVISION: 1}}
+        if come and isinstance(document.get(self.field, []), list):
+            update["$addToSet"] = {self.field: {"$each": come}}
+        elif come:
+            # Another writer stored something else there, such as null.
+            update["$set"] = {self.field: come}
+        # A link from the other end is a change: a replacement of what was read before conflicts.
+        return stamping(self.target.kinds.of(document), update) if come or left else update
 
-    def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
-        return [
-            Finding(
-                self.pattern,
-                self.target.kinds.of(each).model.__name__,
-                each["_id"],
-                self.field,
-                each.get(self.field),
-                right,
-            )
-            for each, right in (yield from self._wrong(page or ()))
-        ]
+    # -- verify and repair ---------------------------------------------------------------------------
 
-    def _wrong(self, documents: Sequence[Raw]) -> Plan[list[tuple[Raw, list[Any]]]]:
-        """The documents whose links are not what the other ends say, with what they should be."""
-        if not documents:
-            return []
+    def expected(self, documents: Sequence[Raw]) -> Plan[list[Mapping[str, Any]]]:
         entry, keys = self.target, [each["_id"] for each in documents]
         linked = [other for each in documents for other in self.links(each).values()]
         # A migration may read any field of an outdated document.
         shown = None if entry.versions.may_change else {**entry.kinds.projection, self.field: 1}
         images = yield from entry.targets.find({"_id": {"$in": linked}}, projection=shown)
-        there = {freeze(image.document["_id"]) for image in images}
+        existing = {freeze(image.document["_id"]) for image in images}
         naming: dict[Any, list[Any]] = {}
         for image in (yield from entry.targets.find({self.field: {"$in": keys}}, projection=shown)):
             for other in self.links(image.document):
                 naming.setdefault(other, []).append(image.document["_id"])
-        wrong = []
-        for each in documents:
-            own = self.links(each)
-            right = [link for key, link in own.items() if key in there]
-            right += [link for link in naming.get(freeze(each["_id"]), []) if freeze(link) not in own]
-            if right != (each.get(self.field) or []):
-                wrong.append((each, right))
-        return wrong
+        return [self._right(each, existing, naming.get(freeze(each["_id"]), [])) for each in documents]
 
-    def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
-        def attempt() -> Plan[list[Any]]:
-            ledger, own = Changes(), {"_id": {"$in": list(keys or ())}}
-            images = yield from self.target.targets.find(own)
-            if not (yield from self._wrong([image.document for image in images])):
-                # Outdated documents that are correct stay as they are stored.
-                return []
-            wrong = yield from self._wrong((yield from self._load(own, ledger)))
-            operations = [
-                UpdateOne(by_id(each["_id"]), {"$set": {self.field: right}, "$inc": {REVISION: 1}})
-                for each, right in wrong
-            ]
-            if operations:
-                yield from bulk_write(self.target.collection, operations)
-            yield from lower_documents(ledger)
-            return [each["_id"] for each, _ in wrong]
-
-        return (yield from transact(attempt)) if keys else []
+    def _right(self, document: Raw, existing: Set[Any], naming: Sequence[Any]) -> Raw:
+        """Return the links of a document: its own to existing documents, then those that only they name."""
+        own = self.links(document)
+        right = [link for key, link in own.items() if key in existing]
+        right += [link for link in naming if freeze(link) not in own]
+        is_right = right == (document.get(self.field) or []) or not self.target.targets.admits(document)
+        return {} if is_right else {self.field: right}

@@ -9,7 +9,7 @@ writers that do not know of versions lose no write, and need not be stopped.
 
 The chain of a collection's steps is in `graph/versions.py`, outdated
 documents that a call meets in `engine/version_upgrade.py`, whole collections
-in `upkeep/migrations/`.
+in `upkeep/migrate.py`.
 """
 
 from __future__ import annotations

@@ -190,13 +190,13 @@ class AsyncOperations(AsyncReads):
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
-    ) -> upkeep.migrations.run.Migrated:
+    ) -> upkeep.migrate.Migrated:
         """Convert all documents of a model to a version, up or down, while readers and writers continue."""
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry = self.graph.entry(model)
         server = await self._capabilities()
-        options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
-        perform = partial(upkeep.migrations.perform.perform, self.graph, server, entry, to, dry_run)
+        options = upkeep.migrate.Options("", common.is_dead, batch, None, retry, stop, progress)
+        perform = partial(upkeep.migrate.perform, self.graph, server, entry, to, dry_run)
         if dry_run:
             return await self.runner.run(perform(options))
         async with self._recorded("migrate", [model], throttle, progress) as job:
@@ -205,11 +205,11 @@ class AsyncOperations(AsyncReads):
 
     async def migration_status(self, model: type[Document]) -> dict[int, int]:
         """Return the number of documents of each version."""
-        return await self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
+        return await self.runner.run(upkeep.migrate.status(self.graph.entry(model)))
 
-    async def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
+    async def migration_failures(self, model: type[Document]) -> list[upkeep.migrate.SetAside]:
         """Return the documents that could not be migrated, and why."""
-        return await self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
+        return await self.runner.run(upkeep.migrate.set_aside(self.graph.entry(model)))
 
     # -- rules that are paused -------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from treadle.model.text import quote
 from treadle.plan import Plan, Raw, delete_one, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import retries
-from treadle.upkeep.migrations.run import MIGRATION_LISTED_MAX
+from treadle.upkeep.migrate import LISTED_MAX
 
 # Under this the documents of a migration are noted, which has a retry of its own.
 MIGRATION = "migrate "
@@ -49,7 +49,7 @@ class SetAsideDocument:
 def listed(graph: Graph, rule: str | None = None, most: int | None = None) -> Plan[list[SetAsideDocument]]:
     """What was set aside, the longest waiting first; of all rules or of one."""
     chosen: Raw = {} if rule is None else {"_id.rule": rule}
-    most = most or MIGRATION_LISTED_MAX
+    most = most or LISTED_MAX
     rows = yield from find(SET_ASIDE, chosen, sort=[("since", 1), ("_id", 1)], limit=most)
     return [_item(row) for row in rows]
 

@@ -187,13 +187,13 @@ class Operations(Reads):
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
-    ) -> upkeep.migrations.run.Migrated:
+    ) -> upkeep.migrate.Migrated:
         """Convert all documents of a model to a version, up or down, while readers and writers continue."""
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry = self.graph.entry(model)
         server = self._capabilities()
-        options = upkeep.migrations.run.Options("", common.is_dead, batch, None, retry, stop, progress)
-        perform = partial(upkeep.migrations.perform.perform, self.graph, server, entry, to, dry_run)
+        options = upkeep.migrate.Options("", common.is_dead, batch, None, retry, stop, progress)
+        perform = partial(upkeep.migrate.perform, self.graph, server, entry, to, dry_run)
         if dry_run:
             return self.runner.run(perform(options))
         with self._recorded("migrate", [model], throttle, progress) as job:
@@ -202,11 +202,11 @@ class Operations(Reads):
 
     def migration_status(self, model: type[Document]) -> dict[int, int]:
         """Return the number of documents of each version."""
-        return self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
+        return self.runner.run(upkeep.migrate.status(self.graph.entry(model)))
 
-    def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
+    def migration_failures(self, model: type[Document]) -> list[upkeep.migrate.SetAside]:
         """Return the documents that could not be migrated, and why."""
-        return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
+        return self.runner.run(upkeep.migrate.set_aside(self.graph.entry(model)))
 
     # -- rules that are paused -------------------------------------------------------------
 
