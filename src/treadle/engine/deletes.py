@@ -43,6 +43,7 @@ from treadle.graph.changes import Changes, load_documents
 from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.write import ChunkedWrite, CommitNeeded, Selector, Write
+from treadle.model.bson_types import clean
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -55,7 +56,7 @@ from treadle.plan import (
     find_one_and_update,
     update_many,
 )
-from treadle.query.filters import clean, parse_filter
+from treadle.query.filters import parse_filter
 from treadle.query.keys import freeze
 
 # Nodes of a tree that delete_many deletes, all or none.

@@ -13,9 +13,9 @@ from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.owned import Touch
 from treadle.graph.rule import Rule
+from treadle.model.bson_types import too_deep
 from treadle.model.codec import Codec, InvalidDocument
 from treadle.model.document import Document
-from treadle.model.encodable import too_deep
 from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, Update, by_id, find_one, outside, update_one
 from treadle.plan.capabilities import clock

@@ -33,9 +33,8 @@ from treadle.graph.derived import DerivedRule
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.rule import Rule
 from treadle.graph.write import Write
-from treadle.model.bson_types import RESERVED
+from treadle.model.bson_types import RESERVED, check_batch, require_encodable
 from treadle.model.document import Document
-from treadle.model.encodable import check_batch, require_encodable
 from treadle.model.lazy_id import ReservedId, publish_ids, reserve_id
 from treadle.plan import (
     Call,

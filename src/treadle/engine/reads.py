@@ -15,13 +15,13 @@ from treadle.graph.layout import PageReader
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.query import SKIPPED, Query
 from treadle.model.adapt import accepted_keys, adapter_of
-from treadle.model.bson_types import from_bson
+from treadle.model.bson_types import clean, from_bson
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, Read
 from treadle.query.attributes import refuse_attributes
 from treadle.query.comparison import order_key
 from treadle.query.field_paths import Unchecked
-from treadle.query.filters import clean, parse_filter, parse_match, refuse_operators, sort_keys
+from treadle.query.filters import parse_filter, parse_match, refuse_operators, sort_keys
 from treadle.query.paths import Path, resolve
 
 R = TypeVar("R")

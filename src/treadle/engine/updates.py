@@ -145,9 +145,9 @@ class Update(_Update, Write[D | None]):
     ) -> None:
         self._prepare(entry, update, array_filters)
         self.filter = filter_of(entry, id_or_filter)
-        self.sort = sort_keys(sort, entry.paths.fields)
+        self.sort = None if sort is None else sort_keys(sort, entry.paths.fields)
         # By an attribute only a pipeline sorts, so that the document is found first.
-        self._by_attribute = sorts_by_attribute(entry.codec, self.sort)
+        self._by_attribute = sort is not None and sorts_by_attribute(entry.codec, self.sort)
         check_returns(returns)
         self.returns = returns
         self.shows_document = returns == "after"

@@ -17,7 +17,7 @@ from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.versions import Upgraded
-from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.bson_types import ENCODING_ERRORS
 from treadle.model.text import get_logger
 from treadle.plan import (
     Plan,

@@ -10,9 +10,8 @@ from bson import ObjectId
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.model.bson_types import to_bson
+from treadle.model.bson_types import refuse_unsendable, to_bson, too_deep
 from treadle.model.document import Document
-from treadle.model.encodable import refuse_unsendable, too_deep
 from treadle.model.shape import Shape, field_shape
 from treadle.model.text import quote
 from treadle.query.paths import ARRAYS

@@ -21,8 +21,7 @@ from bson import DBRef
 from pymongo.errors import PyMongoError
 
 from treadle.errors import TreadleError
-from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS
 from treadle.model.text import escape_text, get_logger
 from treadle.plan import Plan, Raw, update_one
 from treadle.plan.decoding import UndecodableId, Unreadable

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import bson
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
+from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS, RESERVED, not_storable, to_bson
 from treadle.model.document import Document
-from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, outside
 from treadle.plan.server_errors import is_about_one_document, message_of
 from treadle.query.comparison import identical

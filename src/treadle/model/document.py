@@ -21,10 +21,7 @@ from pymongo import IndexModel
 
 from treadle.model.bson_types import Id
 from treadle.model.keywords import Naming, Settings, Validation, settings_of
-from treadle.model.lazy_id import IdAttribute, LazyObjectId
-
-if TYPE_CHECKING:
-    from treadle.model.typed_id import GeneratedId
+from treadle.model.lazy_id import GeneratedId, IdAttribute, LazyObjectId
 
 
 @dataclass(frozen=True)

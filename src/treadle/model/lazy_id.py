@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import Lock
-from typing import Any, NamedTuple, SupportsIndex, TypeVar
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar, overload
 
 from bson import ObjectId
 from pydantic import BaseModel
@@ -117,3 +117,45 @@ class IdAttribute:
     def __set__(self, instance: BaseModel, value: object) -> None:
         instance.__pydantic_fields_set__.add("id")
         instance.__dict__["id"] = value
+
+
+# -- for type checkers ----------------------------------------------------------------------------
+
+# Mypy takes this for true; pyright does not.
+MYPY = False
+
+
+class _Generated(Protocol):
+    """A document that does not declare an id of its own."""
+
+    @property
+    def id(self) -> ObjectId: ...
+
+
+class GeneratedId:
+    """What type checkers see in `document.id`: an ObjectId, or the type that the model declares instead.
+
+    Nothing here runs. A subclass of `Document` may declare `id: str`, which would be an incompatible
+    override of a field, so for type checkers `id` is a descriptor. Pyright does not compare a declared
+    field with an attribute that is not declared. Mypy compares it with what the descriptor returns for
+    that class: Any, unless its own `id` is an ObjectId.
+    """
+
+    if MYPY:
+
+        @overload
+        def __get__(self, instance: None, owner: object) -> Any: ...
+        @overload
+        def __get__(self, instance: _Generated, owner: object) -> ObjectId: ...
+        @overload
+        def __get__(self, instance: object, owner: object) -> Any: ...
+        def __get__(self, instance: Any, owner: object) -> Any: ...
+    else:
+
+        @overload
+        def __get__(self, instance: None, owner: object) -> Any: ...
+        @overload
+        def __get__(self, instance: object, owner: object) -> ObjectId: ...
+        def __get__(self, instance: object, owner: object) -> Any: ...
+
+    def __set__(self, instance: object, value: ObjectId) -> None: ...

@@ -33,9 +33,9 @@ from treadle.graph.derived import (
 )
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
 from treadle.graph.rule_set import Maintain
+from treadle.model.bson_types import clean
 from treadle.model.shape import Shape
 from treadle.query.expressions import field_references, require_known_names
-from treadle.query.filters import clean
 from treadle.query.keys import key_at
 from treadle.query.paths import ARRAYS, Path, getter, resolve, values_at
 

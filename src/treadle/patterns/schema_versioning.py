@@ -20,9 +20,9 @@ from typing import Any, overload
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.versions import MIGRATIONS, Function, Pipeline, Way
+from treadle.model.bson_types import clean
 from treadle.model.document import Document
 from treadle.plan import Raw
-from treadle.query.filters import clean
 from treadle.query.paths import top
 from treadle.query.updates import UPDATE_STAGES, is_update_stage
 

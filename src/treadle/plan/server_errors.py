@@ -21,8 +21,7 @@ from pymongo.errors import (
 )
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-from treadle.model.bson_types import Raw
-from treadle.model.encodable import ENCODING_ERRORS, not_storable, too_deep
+from treadle.model.bson_types import ENCODING_ERRORS, Raw, not_storable, too_deep
 
 # -- codes, by the names that the server gives them ------------------------------------------------
 

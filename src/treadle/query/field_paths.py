@@ -17,8 +17,7 @@ from bson import ObjectId
 
 from treadle.errors import UsageError
 from treadle.model.attributes import is_paired
-from treadle.model.bson_types import RESERVED
-from treadle.model.encodable import refuse_unsendable
+from treadle.model.bson_types import RESERVED, refuse_unsendable
 from treadle.model.shape import ANY, ModelCodec, Shape
 from treadle.query.attributes import Attribute, attribute_of
 from treadle.query.field_types import FieldType, field_type, undeclared

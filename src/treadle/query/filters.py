@@ -16,8 +16,7 @@ from bson import ObjectId
 from pydantic import ValidationError
 
 from treadle.errors import UsageError
-from treadle.model.bson_types import Raw, key_to_bson, to_bson
-from treadle.model.encodable import refuse_unsendable, too_deep
+from treadle.model.bson_types import Raw, check_key, clean, key_to_bson, refuse_unsendable, too_deep
 from treadle.model.shape import ModelCodec
 from treadle.model.text import quote
 from treadle.query.attributes import attribute_conditions
@@ -28,47 +27,12 @@ Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
 # Finds a full stored path; refuses one that leads nowhere.
 Lookup: TypeAlias = Callable[[str], FieldPath]
 
-CODE_OPERATORS = frozenset({"$where", "$function", "$accumulator"})
 LOGICAL = frozenset({"$and", "$or", "$nor"})
 # Their operands are not values of the field.
 _UNTYPED = frozenset({"$regex", "$options", "$exists", "$type", "$size", "$mod", "$geoWithin", "$near"})
 # Values of these types are stored as they are; of others perhaps as the serializer of a field says.
 _SCALARS = frozenset({str, int, float, bool, bytes, type(None), ObjectId})
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{24}")
-
-
-def clean(value: Any) -> Any:
-    """Return the value as BSON; refuses operators that run code, and values that no driver can send."""
-    try:
-        converted = to_bson(value, [])
-        # After the conversion, because only then everything is a plain dict or list.
-        check_values(converted)
-    except RecursionError:
-        raise too_deep("value") from None
-    return converted
-
-
-def check_values(value: Any) -> None:
-    """Refuse operators that run code, and values that no driver can send, in what was converted."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_key(key)
-            check_values(item)
-    elif isinstance(value, list):
-        for item in value:
-            check_values(item)
-    else:
-        refuse_unsendable(value)
-
-
-def _check_key(key: str) -> None:
-    if key in CODE_OPERATORS:
-        raise UsageError(
-            f"{key} runs code on the server and is not accepted; write the condition with ordinary operators",
-            code="operator-forbidden",
-        )
-    if not key.isascii():
-        refuse_unsendable(key)
 
 
 def refuse_operators(value: Any, operators: frozenset[str], reason: str, code: str) -> None:
@@ -166,7 +130,7 @@ class FilterParser:
         return parsed
 
     def _top_level(self, operator: str, operand: Any, full_path: Callable[[str], str]) -> Any:
-        _check_key(operator)
+        check_key(operator)
         if operator not in LOGICAL or not isinstance(operand, (list, tuple)):
             return clean(operand)
         filters = [each if isinstance(each, Mapping) else clean(each) for each in operand]
@@ -181,7 +145,7 @@ class FilterParser:
         return self._stored(field, condition)
 
     def _operand(self, field: FieldPath, operator: str, operand: Any) -> Any:
-        _check_key(operator)
+        check_key(operator)
         if operator in _UNTYPED:
             return clean(operand)
         if operator == "$elemMatch" and isinstance(operand, Mapping):
@@ -220,7 +184,7 @@ class FilterParser:
         return _with_ids(value) if field.holds_ids else value
 
     def _inside(self, field: FieldPath, key: str) -> FieldPath:
-        _check_key(key)
+        check_key(key)
         return self._paths[f"{field.path}.{key}"]
 
 

@@ -18,12 +18,20 @@ from pydantic import ValidationError
 from pydantic_core import SchemaValidator, core_schema
 
 from treadle.errors import InvalidValue, UsageError
-from treadle.model.bson_types import Raw, Update, decimal_to_bson, from_bson, to_bson
-from treadle.model.encodable import too_deep
+from treadle.model.bson_types import (
+    Raw,
+    Update,
+    check_values,
+    clean,
+    decimal_to_bson,
+    from_bson,
+    to_bson,
+    too_deep,
+)
 from treadle.query.attributes import update_stages
 from treadle.query.field_paths import FieldPath, FieldPaths, Unchecked
 from treadle.query.field_types import FieldType, Unjudgeable
-from treadle.query.filters import FilterParser, check_values, clean
+from treadle.query.filters import FilterParser
 
 _SETTING_STAGES = frozenset({"$set", "$addFields", "$unset"})
 UPDATE_STAGES = _SETTING_STAGES | {"$project", "$replaceWith", "$replaceRoot"}

@@ -11,7 +11,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
-from treadle.model.encodable import ENCODING_ERRORS, not_storable
+from treadle.model.bson_types import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
 from treadle.store import common
 from treadle.store.async_runner import AsyncRunner

@@ -30,8 +30,7 @@ from pymongo.errors import (
 
 from treadle.graph.limits import Limits
 from treadle.graph.shards import Shards
-from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
-from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS, NAIVE_CODEC_OPTIONS
 from treadle.plan import (
     Call,
     Command,

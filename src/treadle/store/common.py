@@ -23,8 +23,8 @@ from treadle import upkeep
 from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
+from treadle.model.bson_types import ENCODING_ERRORS, not_storable
 from treadle.model.document import Document
-from treadle.model.encodable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import Capabilities
 from treadle.store.shared_commands import copy_error
 

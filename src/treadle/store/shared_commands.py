@@ -31,8 +31,7 @@ from pymongo.errors import (
 )
 
 from treadle.errors import TreadleError
-from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.encodable import ENCODING_ERRORS
+from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS
 from treadle.plan import Call, Failed, Plan, Raw, Read, find, insert_many
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document, refusals
 from treadle.query.keys import freeze

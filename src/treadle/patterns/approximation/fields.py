@@ -19,10 +19,9 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.graph.binding import sibling
 from treadle.graph.calls import CounterRule, Sums
 from treadle.graph.rule import NOTHING, TRANSACTIONS, Models, Place
-from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
+from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS, RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
-from treadle.model.encodable import ENCODING_ERRORS
 from treadle.model.shape import field_shape
 from treadle.plan import Raw
 from treadle.query.keys import freeze

@@ -15,8 +15,8 @@ from treadle.graph.layout import PageReader
 from treadle.graph.operations import Returns
 from treadle.graph.outcomes import Summary
 from treadle.graph.query import Query
+from treadle.model.bson_types import check_batch
 from treadle.model.document import Document
-from treadle.model.encodable import check_batch
 from treadle.patterns.bucket import reading, series
 from treadle.patterns.bucket.changing import Change, Pair, applied
 from treadle.patterns.bucket.grouping import group

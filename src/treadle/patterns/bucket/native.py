@@ -26,9 +26,9 @@ from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action, Finding, Report, Summary
 from treadle.graph.query import Query
 from treadle.graph.stored_pages import chunks
+from treadle.model.bson_types import check_batch, clean
 from treadle.model.codec import StoredField
 from treadle.model.document import Document, Indexed
-from treadle.model.encodable import check_batch
 from treadle.patterns.bucket.adoption import SeriesAdoption
 from treadle.patterns.bucket.contents import column
 from treadle.patterns.bucket.series import adapted, bounds, chosen_fields, field_summary, make_aware
@@ -54,7 +54,7 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import REFUSED_ON_TIME_SERIES, codes_of
-from treadle.query.filters import Sort, clean, parse_filter
+from treadle.query.filters import Sort, parse_filter
 from treadle.query.updates import parse_update
 
 D = TypeVar("D", bound=Document)

@@ -15,13 +15,12 @@ from bson.decimal128 import Decimal128
 from treadle.errors import UsageError
 from treadle.graph.outcomes import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
-from treadle.model.bson_types import date_to_bson, from_bson
+from treadle.model.bson_types import clean, date_to_bson, from_bson
 from treadle.model.codec import Codec, StoredField
 from treadle.patterns.bucket.contents import FIRST, LAST, column, readings_of
 from treadle.patterns.bucket.matching import Selection, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds
 from treadle.plan import Plan, Raw, find
-from treadle.query.filters import clean
 from treadle.query.paths import value_at
 
 # Buckets in one summary.

@@ -12,7 +12,7 @@ from pymongo.client_session import ClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
-from treadle.model.encodable import ENCODING_ERRORS, not_storable
+from treadle.model.bson_types import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import PagedRead
 from treadle.store import common
 from treadle.store.blocking.runner import Runner

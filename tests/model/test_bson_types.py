@@ -8,12 +8,7 @@ import pytest
 from bson import Int64
 
 from treadle import UsageError
-from treadle.model.encodable import (
-    SIZE_MAX_BYTES,
-    check_batch,
-    refuse_unsendable,
-    require_encodable,
-)
+from treadle.model.bson_types import SIZE_MAX_BYTES, check_batch, refuse_unsendable, require_encodable
 
 
 @pytest.mark.parametrize(
