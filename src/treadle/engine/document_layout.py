@@ -27,7 +27,6 @@ from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Operation, Returns, Upserted
 from treadle.graph.stored_pages import chunks
 from treadle.graph.write import Write
-from treadle.model.bson_types import ENCODING_ERRORS, not_storable
 from treadle.model.document import Document
 from treadle.plan import NO_OPTIONS, Call, Plan, is_inside
 from treadle.plan.server_errors import translate
