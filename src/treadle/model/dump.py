@@ -69,7 +69,7 @@ def encoder_of(codec: ModelCodec, shape: Shape) -> Encoder:
     """Return what makes the stored form of a validated value of a shape, None included."""
     encode = _encoder(codec, shape)
     if encode is None:
-        return _unchanged
+        return unchanged
     if not shape.optional:
         return encode
     return lambda value, altered: None if value is None else encode(value, altered)
@@ -149,7 +149,8 @@ def _encoder(codec: ModelCodec, shape: Shape) -> Encoder | None:
     return to_bson if make is None else make(codec, shape)
 
 
-def _unchanged(value: Any, altered: Altered) -> Any:
+def unchanged(value: Any, altered: Altered) -> Any:
+    """Encode a value that is stored as it is."""
     return value
 
 
@@ -163,7 +164,7 @@ def _nested(codec: ModelCodec, shape: Shape) -> Encoder:
 
 def _array(codec: ModelCodec, shape: Shape) -> Encoder | None:
     encode = encoder_of(codec, shape.items[0])
-    if encode is _unchanged:
+    if encode is unchanged:
         return None if shape.python is list else lambda value, altered: list(value)
     return lambda value, altered: [encode(each, altered) for each in value]
 

@@ -21,7 +21,7 @@ from treadle.errors import UsageError
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import Codec, StoredField
-from treadle.model.dump import Encoder, encoder_of, field_encoder, own_serializers
+from treadle.model.dump import Encoder, encoder_of, field_encoder, own_serializers, unchanged
 from treadle.model.shape import ANY, ModelCodec, Shape
 from treadle.query.paths import ARRAYS
 
@@ -133,7 +133,8 @@ class FieldType:
             validated = self.read(value)
             if self.store is None:
                 return value
-            return None if validated is None else self.store(validated, [])
+            is_stored_as_it_is = validated is None or self.store is unchanged
+            return validated if is_stored_as_it_is else self.store(validated, [])
         except (ValidationError, UsageError):
             raise
         except Exception as error:

@@ -166,7 +166,8 @@ class Key(NamedTuple):
         """Return the key of a document that has at most one; None for none."""
         if self.group:
             return next(iter(self._of_group(document)), None)
-        key = value_at(document, self.path)
+        # Most keys are fields of the document itself.
+        key = value_at(document, self.path) if "." in self.path else document.get(self.path)
         return key if _is_key(key) else None
 
     def of_all(self, documents: Iterable[Raw]) -> list[Any]:
