@@ -43,7 +43,7 @@ from treadle.patterns.computed import Average, Collect, Count, Formula, Max, Min
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.history.rule import History
 from treadle.patterns.links import Links
-from treadle.patterns.outlier.rule import Outlier
+from treadle.patterns.outlier.declaration import Outlier
 from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
 

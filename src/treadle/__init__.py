@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from treadle.patterns.extended_reference import ExtendedReference as ExtendedReference
     from treadle.patterns.history.rule import History as History
     from treadle.patterns.links import Links as Links
-    from treadle.patterns.outlier.rule import Outlier as Outlier
+    from treadle.patterns.outlier.declaration import Outlier as Outlier
     from treadle.patterns.rollup import Day as Day
     from treadle.patterns.rollup import Hour as Hour
     from treadle.patterns.rollup import Minute as Minute
@@ -108,7 +108,7 @@ _NAMES = {
     "patterns.extended_reference": "ExtendedReference",
     "patterns.history.rule": "History",
     "patterns.links": "Links",
-    "patterns.outlier.rule": "Outlier",
+    "patterns.outlier.declaration": "Outlier",
     "patterns.rollup": "Day Hour Minute Month Quarter Rollup Total Week Year",
     "patterns.schema_versioning": "Migration migration",
     "patterns.subset": "Subset",

@@ -57,8 +57,8 @@ class AsyncArray:
         return await self._read(self._calls.page(number, size), session)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async with snapshot(self._store, self._store._within(None)) as (session, is_snapshot):
-            reader = self._calls.reader(is_snapshot)
+        async with snapshot(self._store, self._store._within(None)) as (session, _):
+            reader = self._calls.reader()
             while not reader.over:
                 for item in await self._store.runner.call(reader.next(), session, answers=True):
                     yield item

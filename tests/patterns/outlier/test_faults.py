@@ -14,9 +14,8 @@ from pymongo import MongoClient
 
 from tests.kit.fault_sweep import FaultSweep, Stores, Write
 from tests.kit.faults import LOST_REPLIES
-from tests.members import LIMIT, MODELS, Plain, items, wrong
-from tests.support import lacking
-from treadle import DataError, Store
+from tests.members import LIMIT, MODELS, items, wrong
+from treadle import Store
 
 pytestmark = pytest.mark.heavy
 
@@ -47,13 +46,10 @@ CASES = [
     Case("insert-long", -1, lambda store, model: store.insert(model(id=1, members=range(100, 110)))),
     Case("delete", LIMIT + 4, lambda store, model: store.delete(model, 1)),
     Case("replace", LIMIT + 2, lambda store, model: store.replace(model(id=1, members=[7]))),
+    Case("repack", LIMIT + 9, lambda store, model: store.rebuild(model)),
     Case("adopt", -20, lambda store, model: store.rebuild(model)),
 ]
 BY_NAME = {case.name: case for case in CASES}
-# Items come back here: two were removed from the embedded part before.
-REFILL = Case("remove-and-refill", LIMIT + 9, lambda store, model: array(store, model).remove(2))
-BY_NAME[REFILL.name] = REFILL
-CASES.append(REFILL)
 
 
 def reset(database: Any, store: Store, case: Case, model: Any) -> None:
@@ -66,8 +62,8 @@ def reset(database: Any, store: Store, case: Case, model: Any) -> None:
         database[name].insert_one({"_id": 1, "members": list(range(-case.begin))})
     elif case.begin >= 0:
         store.insert(model(id=1, members=range(case.begin)))
-    if case is REFILL:
-        for number in (0, 1):
+    if case.name == "repack":
+        for number in range(LIMIT):
             store.array(model, "members", 1).remove(number)
 
 
@@ -88,8 +84,8 @@ def write_of(case: Case, model: Any, stores: Stores) -> Write:
         reset=lambda: reset(database, stores.sound, case, model),
         check=check,
         read=lambda: items(database, model, 1),
-        # What an adoption did not reach is reached by the next run.
-        settle=lambda: stores.sound.rebuild(model) if case.name == "adopt" else None,
+        # What a rebuild did not reach is reached by the next run.
+        settle=lambda: stores.sound.rebuild(model) if case.name in ("adopt", "repack") else None,
     )
 
 
@@ -110,7 +106,7 @@ def killed(client: MongoClient[Any], database: str, case: str, number: int) -> C
     return lambda: BY_NAME[case].act(store, MODELS[number])
 
 
-KILLED = ["append-spills", "remove-and-refill", "insert-long"]
+KILLED = ["append-spills", "repack", "insert-long"]
 
 
 @pytest.mark.parametrize("number", range(len(KILLED)), ids=KILLED)
@@ -118,19 +114,3 @@ def test_kill_9_between_any_two_commands(fault_sweep, stores, number, record_poi
     """The next Store, in another process, owes nothing and finds nothing wrong."""
     write = write_of(BY_NAME[KILLED[number]], MODELS[number], stores)
     record_points(fault_sweep.kill(stores, write, killed, "outliers", KILLED[number], number))
-
-
-# -- without snapshots ---------------------------------------------------------------------------------
-
-
-def test_an_iteration_that_would_pass_items_over_says_so(stores):
-    """Items came back while it read."""
-    reset(stores.database, stores.sound, Case("", 60, lambda store, model: None), Plain)
-    own = lacking(Store(stores.database, MODELS), snapshots=False).array(Plain, "members", 1)
-    reading = iter(own)
-    next(reading)
-    for number in range(3):
-        own.remove(number)
-    with pytest.raises(DataError) as moved:
-        list(reading)
-    assert "array-moved" == moved.value.code

@@ -1,4 +1,7 @@
-"""What is stored of an outlier array, and what an append costs."""
+"""What is stored of an outlier array, and what an append costs.
+
+Covers: patterns/outlier/declaration, patterns/outlier/overflow_format, patterns/outlier/writes
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from typing import Annotated
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
+from pymongo.errors import OperationFailure
 
-from tests.members import LIMIT, Plain, Rows, Unique, items
+from tests.members import LIMIT, Plain, Rows, Unique, UniqueRows, items, overflow_of
 from tests.support import Colour
 from treadle import Document, Id, Outlier, Store, Unchecked, UsageError
+from treadle.patterns.outlier import writes
 
 
 class User(Document, collection="users"):
@@ -153,6 +158,26 @@ def test_a_bad_item_changes_nothing(run, model, database):
     assert list(range(6)) == items(database, model, 1)
 
 
+def test_setup_makes_the_overflow_with_its_unique_indexes(run, database, model):
+    store = run.store([model])
+    done = [str(action) for action in store.setup()]
+    assert f"create collection {overflow_of(model)}" in done
+    keys = [list(index["key"]) for index in database[overflow_of(model)].index_information().values()]
+    assert [] == store.setup()
+    unique = [
+        list(index["key"]) for index in database[overflow_of(model)].list_indexes() if index.get("unique")
+    ]
+    assert len(unique) == (2 if model in (Unique, UniqueRows) else 1)
+    assert len(keys) == len(unique) + 1
+
+
+def test_the_validator_of_the_overflow_refuses_other_things(run, database):
+    store = run.store([Plain])
+    store.setup()
+    with pytest.raises(OperationFailure):
+        database["plain_overflow"].insert_one({"plain_id": 1, "page": 2, "members": ["x"], "count": 1})
+
+
 # -- cost --------------------------------------------------------------------------------------------
 
 
@@ -199,6 +224,19 @@ def test_an_append_to_overflow_costs_two_writes_and_a_commit(heard):
     assert ["update", "update", "commitTransaction"] == listener.names
 
 
+def test_what_many_callers_append_is_weighed_once(database, monkeypatch):
+    """Appends that share a transaction are merged one by one; each item is measured when it comes."""
+    measured = []
+    monkeypatch.setattr(writes, "bson_size_bound", lambda item: measured.append(item) or 1)
+    (rule,) = Store(database, [Plain]).graph.entry(Plain).rules
+    both = writes.Extend(rule, 1, [0])
+    for number in range(1, 100):
+        other = writes.Extend(rule, 1, [number])
+        assert both.merges(other)
+        both = both.merged(other)
+    assert (list(range(100)), list(range(100))) == (measured, both.items)
+
+
 # -- large items -------------------------------------------------------------------------------------
 
 
@@ -223,9 +261,11 @@ def test_pages_are_cut_by_bytes_too(run, database):
     counts = {page["count"] for page in database["pictures"].find({}, {"count": 1})}
     assert {1, 2} >= counts
     assert [] == store.verify()
-    # What comes back to the owner must fit there as well.
     assert [1, 1] == [array.remove(pictures[number]) for number in (0, 1)]
+    # What a rebuild puts into the owner must fit there as well.
+    store.rebuild()
     assert pictures[2:] == list(array)
+    assert 2 == len(store.get(Album, album.id).pictures)
     assert [] == store.verify()
 
 

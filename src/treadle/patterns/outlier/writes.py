@@ -2,80 +2,68 @@
 
 Rules:
 
-1. Whatever touches the overflow writes the owner in the same transaction. Two
-   writers of one array therefore always meet, and one of them starts again.
+1. Whatever changes the overflow writes the owner in the same transaction, so
+   that two writers of one array conflict and one of them starts again. Appends
+   write it first: new pages never collide by number.
 2. An owner without overflow takes items by one update, whose own filter says
    that there is room; checking first and pushing later would overshoot.
 3. New items go to the end. As long as there is overflow, that is the overflow,
    also where the embedded part has room again, so that the order stays.
-4. An owner that lacks what is maintained is brought in order first; so writers
-   go on while old data is adopted.
+4. An owner that lacks what is maintained is repaired first, so that writers
+   can continue while old data is adopted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import compress
 from typing import Any, TypeVar
 
-from treadle.engine.documents import auto_fields, stamping, translated
+from treadle.engine.documents import stamping, translated
 from treadle.engine.references import follow_own
-from treadle.engine.updates import concerns
+from treadle.engine.sizes import bson_size_bound
 from treadle.engine.version_upgrade import upgrade_stored
 from treadle.graph.changes import Changes
 from treadle.graph.rule import REVISION
-from treadle.graph.write import Write
-from treadle.patterns.outlier.fields import OutlierFields, first_of_each
-from treadle.patterns.outlier.item_bytes import fitting, weight
-from treadle.patterns.outlier.parts import Move, in_order, refill
-from treadle.plan import (
-    Plan,
-    Raw,
-    aggregate,
-    by_id,
-    find,
-    find_one,
-    find_one_and_update,
-    insert_many,
-    update_one,
-)
-from treadle.query.keys import freeze
+from treadle.graph.write import CommitNeeded, Write
+from treadle.patterns.outlier.overflow_format import without
+from treadle.patterns.outlier.problems import is_consistent
+from treadle.patterns.outlier.repack import repair_array
+from treadle.patterns.outlier.stored_array import StoredArray, is_first_occurrence
+from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_one
+from treadle.query.paths import value_at
 
 R = TypeVar("R")
+BUMP: Raw = {"$inc": {REVISION: 1}}
 
 
-class ArrayWork(Write[R]):
-    """One write of one array."""
+class ArrayWrite(Write[R]):
+    """One write of the array of one document.
+
+    `last` is the number of the last page as far as the caller knows it; None where there is no overflow.
+    """
 
     shows_document = False
 
-    def __init__(self, rule: OutlierFields, key: Any) -> None:
+    def __init__(self, rule: StoredArray, key: Any, last: int | None = None) -> None:
         self.rule = rule
         self.entry = rule.target
         self.key = key
-        self.of_owner = rule.owned(key)
-        # Whether others are fed by the array, its count or its flag.
-        self.followed = concerns(
-            self.entry, {*(owned.path for owned in rule.owns()), *auto_fields(self.entry, new=False)}
-        )
+        self.last = last
+        versions = self.entry.versions
         # In an older version the array may have another name, or another form.
-        self.current = self.entry.versions.current_only if self.entry.versions.is_versioned else {}
-
-    def quick(self) -> Plan[Any]:
-        """The write as one plain update; None where that cannot be, and nothing was done."""
-        raise NotImplementedError  # pragma: no cover
+        self.current_only = versions.current_only if versions.is_versioned else {}
 
     def change(self) -> Plan[Any]:
-        """The write in a transaction."""
+        """Perform the write in a transaction; nothing else follows from it."""
         raise NotImplementedError  # pragma: no cover
 
     def apply(self, changes: Changes) -> Plan[Any]:
         entry, before = self.entry, None
-        if self.followed or entry.versions.is_versioned:
+        if self.rule.is_followed or entry.versions.is_versioned:
             before = yield from find_one(entry.collection, by_id(self.key))
-            if before is None:
-                raise self.rule.missing(self.key)
-        if before is None or not (self.followed or entry.versions.is_outdated(before)):
+        if before is None or not (self.rule.is_followed or entry.versions.is_outdated(before)):
             return (yield from self.change())
         (before,) = yield from upgrade_stored(entry, [before], changes)
         outcome = yield from self.change()
@@ -85,309 +73,212 @@ class ArrayWork(Write[R]):
             yield from changes.add(entry, [(before, after)])
         return outcome
 
+    def _repair(self) -> Plan[bool]:
+        """Repair the array. Returns whether anything had to be changed."""
+        collection, projection = self.entry.collection, self.rule.projection()
+        # Written before it is read, so that plain `$push`es of other programs wait.
+        owner = yield from find_one_and_update(collection, by_id(self.key), BUMP, projection=projection)
+        return owner is not None and (yield from repair_array(self.rule, owner))
+
+    def _owner(self, *, hold: bool = False) -> Plan[Raw]:
+        """Return the owner, repaired if it has to be; `hold` writes it, so that no other writer continues."""
+        rule, collection = self.rule, self.entry.collection
+        projection, chosen = rule.short_projection(), by_id(self.key)
+        reading = (
+            find_one_and_update(collection, chosen, BUMP, projection=projection)
+            if hold
+            else find_one(collection, chosen, projection)
+        )
+        owner = yield from reading
+        if owner is not None and not is_consistent(rule, owner):
+            yield from self._repair()
+            owner = yield from find_one(collection, chosen, projection)
+        if owner is None:
+            raise rule.missing(self.key)
+        return owner
+
 
 def holds(item: Any) -> Raw:
-    """The condition that an array holds an item, itself and not one of its parts."""
+    """Return the condition that an array holds an item, itself and not one of its parts."""
     return {"$elemMatch": {"$eq": item}}
 
 
-# -- adding --------------------------------------------------------------------------------
+class Extend(ArrayWrite[list[bool]]):
+    """Items at the end of an array; for each whether it was added. `last` is right afterwards."""
 
-
-class Extend(ArrayWork[list[bool]]):
-    """Items at the end of an array; per item whether it was added.
-
-    `last` is the number of the last page, as far as the caller knows it. What
-    it turned out to be is there afterwards; None where there is no overflow.
-    """
-
-    def __init__(self, rule: OutlierFields, key: Any, items: Sequence[Any], last: int | None = None) -> None:
-        super().__init__(rule, key)
+    def __init__(self, rule: StoredArray, key: Any, items: Sequence[Any], last: int | None = None) -> None:
+        super().__init__(rule, key, last)
         self.items = list(items)
-        self.last = last
-        self._parts: tuple[Extend, ...] = ()
+
+    # -- several as one ------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         return len(self.items)
 
+    @cached_property
+    def bytes(self) -> int:
+        """At most so many bytes the items take."""
+        return sum(map(bson_size_bound, self.items))
+
     def merges(self, other: Write[Any]) -> bool:
-        return (
-            isinstance(other, Extend)
-            and other.rule is self.rule
-            and other.key == self.key
-            and len(self.items) + len(other.items) <= self.rule.limits.array_extend_max
-            and sum(map(weight, [*self.items, *other.items])) <= self.rule.limits.array_bytes_max
-        )
+        if not isinstance(other, Extend) or other.rule is not self.rule or other.key != self.key:
+            return False
+        limits = self.rule.limits
+        items, size = self.size + other.size, self.bytes + other.bytes
+        return items <= limits.array_extend_max and size <= limits.array_bytes_max
 
     def merged(self, other: Extend) -> Extend:
         both = Extend(self.rule, self.key, [*self.items, *other.items], self.last)
-        both._parts = (*(self._parts or [self]), other)
+        both.bytes = self.bytes + other.bytes
         return both
 
-    def _met(self, last: int | None) -> None:
-        for each in (self, *self._parts):
-            each.last = last
+    def shares(self, parts: Sequence[Write[Any]], outcome: Any) -> list[Any]:
+        for part in parts:
+            if isinstance(part, Extend):
+                part.last = self.last
+        return super().shares(parts, outcome)
 
-    def quick(self) -> Plan[list[bool] | None]:
-        rule, number = self.rule, len(self.items)
-        if self.followed or number > rule.limit or (rule.unique and number > 1):
-            return None
-        condition = {**by_id(self.key), **self.current, **rule.ordinary()}
-        condition[f"{rule.path}.{rule.limit - number}"] = {"$exists": False}
+    # -- without overflow ------------------------------------------------------------------------
+
+    def command(self) -> Plan[list[bool]] | None:
+        fits = self.size == 1 or (self.size <= self.rule.limit and not self.rule.unique)
+        return self._push() if fits and self.last is None and not self.rule.is_followed else None
+
+    def _push(self) -> Plan[list[bool]]:
+        rule, entry = self.rule, self.entry
+        condition = {**by_id(self.key), **self.current_only, **rule.no_overflow_filter()}
+        condition[f"{rule.path}.{rule.limit - self.size}"] = {"$exists": False}
         if rule.unique:
             condition[rule.path] = {**condition[rule.path], "$not": holds(self.items[0])}
-        push = {"$push": {rule.path: {"$each": self.items}}, "$inc": {rule.count_path: number}}
-        update = stamping(self.entry, push)
-        with translated(self.entry.model.__name__):
-            result = yield from update_one(self.entry.collection, condition, update)
-        return [True] * number if result.matched_count else None
+        push = {"$push": {rule.path: {"$each": self.items}}, "$inc": {rule.count_path: self.size}}
+        with translated(entry.model.__name__):
+            result = yield from update_one(entry.collection, condition, stamping(entry, push))
+        if not result.matched_count:
+            raise CommitNeeded
+        return [True] * self.size
+
+    # -- in a transaction --------------------------------------------------------------------------
 
     def change(self) -> Plan[list[bool]]:
         with translated(self.entry.model.__name__):
-            if not (self.rule.unique and len(self.items) > 1):
-                done = yield from self._to_the_last_page()
-                if done is not None:
-                    return done
-            return (yield from settle(self.rule, self.key, self._plan))
+            if self.rule.unique and self.size > 1:
+                return (yield from self._extend())
+            added = yield from self._append_to_overflow()
+            return (yield from self._extend()) if added is None else [added] * self.size
 
-    def _to_the_last_page(self) -> Plan[list[bool] | None]:
-        """The ordinary way while there is overflow: the owner's count, and one overflow document."""
-        rule, items, number = self.rule, self.items, len(self.items)
-        if number > rule.page_size:
+    def _append_to_overflow(self) -> Plan[bool | None]:
+        """Add all items to the overflow; None where there is none, or the owner must be looked at."""
+        rule = self.rule
+        if rule.unique and (yield from rule.overflow.contains(self.key, self.items[0])):
+            return False
+        before = yield from self._count_items()
+        if before is None:
             return None
-        if rule.unique:
-            known = yield from find_one(
-                rule.overflow_collection, {**self.of_owner, rule.content: {"$eq": items[0]}}, {"_id": 1}
-            )
-            if known is not None:
-                return [False]
-        last = yield from self._count_them()
-        if last is None:
-            return None
-        if rule.form == "documents":
-            made, _ = rule.pages(self.key, items, last - number)
-            yield from insert_many(rule.overflow_collection, made)
-        else:
-            condition = {**self.of_owner, "page": last, "count": {"$lte": rule.page_size - number}}
-            if not rule.small:
-                room = rule.limits.array_bytes_max - sum(map(weight, items))
-                condition["$expr"] = {"$lte": [{"$bsonSize": "$$ROOT"}, room]}
-            push = {"$push": {rule.field: {"$each": items}}, "$inc": {"count": number}}
-            result = yield from update_one(rule.overflow_collection, condition, push)
-            if not result.matched_count:
-                last = yield from self._begin_page(last)
-        self._met(last)
-        return [True] * number
+        self.last = yield from rule.overflow.append(self.key, self.items, before)
+        if self.last != before and not self._numbers_items:
+            update = {"$set": {rule.last_path: self.last}}
+            yield from update_one(self.entry.collection, by_id(self.key), update)
+        return True
 
-    def _count_them(self) -> Plan[int | None]:
-        """Add to the owner's count; the number of its last page, None where there is no overflow."""
-        rule, number = self.rule, len(self.items)
-        condition: Raw = {**by_id(self.key), **self.current, rule.count_path: {"$type": "number"}}
+    @property
+    def _numbers_items(self) -> bool:
+        """Whether each item has a page of its own, so that the last number grows with the count."""
+        return self.rule.overflow.page_size == 1
+
+    def _count_items(self) -> Plan[int | None]:
+        """Add to the count of an owner with overflow. Returns the number of the last page before."""
+        rule, collection = self.rule, self.entry.collection
+        condition = {**by_id(self.key), **self.current_only, rule.count_path: {"$type": "number"}}
         if rule.unique:
             condition[rule.path] = {"$not": holds(self.items[0])}
-        increments = {rule.count_path: number}
-        if rule.form == "documents":
-            increments[rule.last_path] = number
-        update = stamping(self.entry, {"$inc": increments})
-        if rule.form != "documents" and self.last is not None:
-            # An update is cheaper than one that also shows the document.
-            known = {**condition, rule.last_path: self.last}
-            result = yield from update_one(self.entry.collection, known, update)
-            if result.matched_count:
+        added = {rule.count_path: self.size, **({rule.last_path: self.size} if self._numbers_items else {})}
+        update = stamping(self.entry, {"$inc": added})
+        if self.last is not None:
+            # An update is cheaper than one that returns the document.
+            expected = {**condition, rule.last_path: self.last}
+            if (yield from update_one(collection, expected, update)).matched_count:
                 return self.last
+        condition[rule.last_path] = {"$exists": True}
         owner = yield from find_one_and_update(
-            self.entry.collection,
-            {**condition, rule.last_path: {"$exists": True}},
-            update,
-            projection={rule.last_path: 1},
+            collection, condition, update, after=False, projection={rule.last_path: 1}
         )
-        return None if owner is None else int(rule.value(owner, rule.last_path))
+        return None if owner is None else int(value_at(owner, rule.last_path))
 
-    def _begin_page(self, last: int) -> Plan[int | None]:
-        """Fill the last page, and put the rest on new ones; the number of the last."""
+    def _extend(self) -> Plan[list[bool]]:
+        """Add those items that may be added, to the embedded part as long as there is no overflow."""
         rule = self.rule
-        room = yield from self._fill(last, self.items)
-        made, number = rule.pages(self.key, self.items[room:], last)
-        yield from insert_many(rule.overflow_collection, made)
-        yield from update_one(self.entry.collection, by_id(self.key), {"$set": {rule.last_path: number}})
-        return number
+        owner = yield from self._owner(hold=True)
+        embedded, self.last = rule.embedded(owner), value_at(owner, rule.last_path)
+        added = yield from self._are_new(embedded)
+        new = list(compress(self.items, added))
+        room = max(0, rule.limit - len(embedded)) if self.last is None else 0
+        if new[room:]:
+            self.last = yield from rule.overflow.append(self.key, new[room:], self.last)
+        if new:
+            count = value_at(owner, rule.count_path) + len(new)
+            whole = [*embedded, *new[:room]] if room else None
+            yield from rule.store_owner(self.key, whole, count, self.last, stamped=True)
+        return added
 
-    def _fill(self, last: int, items: list[Any]) -> Plan[int]:
-        """Add to the last page as many items as it has room for; how many these were."""
-        rule, room = self.rule, 0
-        projection = {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}
-        stages = [{"$match": {**self.of_owner, "page": last}}, {"$project": projection}]
-        for page in (yield from aggregate(rule.overflow_collection, stages)):
-            spare = max(0, rule.page_size - page.get("count", rule.page_size))
-            room = fitting(items, spare, rule.limits.array_bytes_max - page["bytes"])
-            if room:
-                push = {"$push": {rule.field: {"$each": items[:room]}}, "$inc": {"count": room}}
-                yield from update_one(rule.overflow_collection, {"_id": page["_id"]}, push)
-        return room
-
-    def _plan(self, owner: Raw) -> Plan[tuple[list[bool], Move | None]]:
-        rule = self.rule
-        embedded, last = rule.embedded(owner), rule.value(owner, rule.last_path)
-        self._met(last)
-        new, added = self.items, [True] * len(self.items)
-        if rule.unique:
-            known = list(embedded)
-            if last is not None:
-                known += yield from self._in_overflow()
-            added = first_of_each(self.items, known)
-            new = list(compress(self.items, added))
-        if not new:
-            return added, None
-        room = max(0, rule.limit - len(embedded)) if last is None else 0
-        taken, rest = new[:room], new[room:]
-        count = rule.value(owner, rule.count_path) + len(new)
-        move = Move(rule, owner, [*embedded, *taken] if taken else None, count, last)
-        if rest and last is not None and rule.form == "page":
-            rest = rest[(yield from self._fill(last, rest)) :]
-        move.made, move.last = rule.pages(self.key, rest, last)
-        self._met(move.last)
-        return added, move
-
-    def _in_overflow(self) -> Plan[list[Any]]:
-        """Which of the items the overflow holds already."""
-        rule = self.rule
-        condition = {**self.of_owner, rule.content: {"$in": self.items}}
-        if rule.form == "documents":
-            rows = yield from find(rule.overflow_collection, condition, {rule.item: 1})
-            return [row[rule.item] for row in rows]
-        ours = {"$in": ["$$this", {"$literal": self.items}]}
-        among = {"$filter": {"input": f"${rule.field}", "cond": ours}}
-        rows = yield from aggregate(
-            rule.overflow_collection, [{"$match": condition}, {"$project": {"items": among}}]
-        )
-        return [item for row in rows for item in row["items"]]
+    def _are_new(self, embedded: Sequence[Any]) -> Plan[list[bool]]:
+        if not self.rule.unique:
+            return [True] * self.size
+        stored = list(embedded)
+        if self.last is not None:
+            stored += yield from self.rule.overflow.find_items(self.key, self.items)
+        return is_first_occurrence(self.items, stored)
 
 
-# -- removing ------------------------------------------------------------------------------
+class Remove(ArrayWrite[int]):
+    """Every occurrence of an item removed; their number."""
 
-
-class Remove(ArrayWork[int]):
-    """Every occurrence of an item; how many there were."""
-
-    def __init__(self, rule: OutlierFields, key: Any, item: Any) -> None:
-        super().__init__(rule, key)
+    def __init__(self, rule: StoredArray, key: Any, item: Any, last: int | None = None) -> None:
+        super().__init__(rule, key, last)
         self.item = item
 
-    def quick(self) -> Plan[int | None]:
-        rule = self.rule
-        if self.followed:
-            return None
-        condition = {**by_id(self.key), **self.current, **rule.ordinary()}
+    def command(self) -> Plan[int] | None:
+        return self._pull() if self.last is None and not self.rule.is_followed else None
+
+    def _pull(self) -> Plan[int]:
+        """Remove from an owner without overflow."""
+        rule, entry = self.rule, self.entry
+        condition = {**by_id(self.key), **self.current_only, **rule.no_overflow_filter()}
         condition[rule.path] = {**condition[rule.path], **holds(self.item)}
         is_other = {"$ne": ["$$this", {"$literal": self.item}]}
         others = {"$filter": {"input": f"${rule.path}", "cond": is_other}}
-        counted = {rule.count_path: {"$size": f"${rule.path}"}}
-        update: list[Raw] = [{"$set": {rule.path: others}}, {"$set": counted}]
+        update: list[Raw] = [
+            {"$set": {rule.path: others}},
+            {"$set": {rule.count_path: {"$size": f"${rule.path}"}}},
+        ]
         before = yield from find_one_and_update(
-            self.entry.collection,
-            condition,
-            stamping(self.entry, update),
-            after=False,
-            projection={rule.path: 1},
+            entry.collection, condition, stamping(entry, update), after=False, projection={rule.path: 1}
         )
         if before is None:
-            return None
+            raise CommitNeeded
         embedded = rule.embedded(before)
-        return len(embedded) - len(self._others(embedded))
-
-    def _others(self, items: Sequence[Any]) -> list[Any]:
-        """All items but the one to remove."""
-        mark = freeze(self.item)
-        return [each for each in items if freeze(each) != mark]
+        return len(embedded) - len(without(embedded, self.item))
 
     def change(self) -> Plan[int]:
-        with translated(self.entry.model.__name__):
-            return (yield from settle(self.rule, self.key, self._plan))
-
-    def _plan(self, owner: Raw) -> Plan[tuple[int, Move | None]]:
         rule = self.rule
-        embedded, last = rule.embedded(owner), rule.value(owner, rule.last_path)
-        left = self._others(embedded)
-        removed = len(embedded) - len(left)
-        move = Move(rule, owner, left if removed else None, 0, last)
-        if last is not None:
-            pages = yield from find(
-                rule.overflow_collection,
-                {**self.of_owner, rule.content: {"$eq": self.item}},
-                sort=[(rule.order, 1)],
-            )
-            for page in pages:
-                held = rule.contents(page)
-                kept = self._others(held)
-                removed += len(held) - len(kept)
-                move.leave(page, kept)
-        if not removed:
-            return 0, None
-        move.count = rule.value(owner, rule.count_path) - removed
-        yield from refill(move, left)
-        return removed, move
+        with translated(self.entry.model.__name__):
+            owner = yield from self._owner()
+            embedded, last = rule.embedded(owner), value_at(owner, rule.last_path)
+            others = without(embedded, self.item)
+            removed = len(embedded) - len(others)
+            if last is not None:
+                removed += yield from rule.overflow.remove(self.key, self.item)
+            if removed:
+                count = value_at(owner, rule.count_path) - removed
+                # Without overflow there is no last page.
+                last = None if count == len(others) else last
+                changed = others if len(others) < len(embedded) else None
+                yield from rule.store_owner(self.key, changed, count, last, stamped=True)
+        return removed
 
 
-# -- bringing in order ---------------------------------------------------------------------
-
-
-class Tidy(ArrayWork[bool]):
-    """An array brought in order; whether anything had to be done."""
-
-    def needed(self) -> Plan[bool | None]:
-        """A first look, outside of any transaction; None where there is no such document."""
-        owner = yield from find_one(self.entry.collection, by_id(self.key), self.rule.projection())
-        if owner is None:
-            return None
-        return (yield from in_order(self.rule, owner)) is not None
+class Repair(ArrayWrite[bool]):
+    """An array repaired; whether anything had to be changed."""
 
     def change(self) -> Plan[bool]:
-        if (yield from find_one(self.entry.collection, by_id(self.key), {"_id": 1})) is None:
-            return False
-        return (yield from settle(self.rule, self.key, self._plan, touches=False))
-
-    def _plan(self, owner: Raw) -> Plan[tuple[bool, Move | None]]:
-        return True, (yield from in_order(self.rule, owner))
-
-
-def settle(
-    rule: OutlierFields,
-    key: Any,
-    plan: Callable[[Raw], Plan[tuple[R, Move | None]]],
-    *,
-    touches: bool = True,
-) -> Plan[R]:
-    """Read an owner, bring it in order, let `plan` say what is to be done, and do it.
-
-    It `touches` the owner unless it only brings it in order.
-    """
-    owner = yield from _owner(rule, key)
-    if not rule.settled(owner):
-        move = yield from in_order(rule, (yield from _owner(rule, key, whole=True)))
-        if move is not None:
-            yield from move.perform()
-        owner = yield from _owner(rule, key)
-    outcome, move = yield from plan(owner)
-    if move is not None:
-        yield from move.perform(touches=touches)
-    return outcome
-
-
-def _owner(rule: OutlierFields, key: Any, *, whole: bool = False) -> Plan[Raw]:
-    """An owner with its array up to one item beyond the limit, which tells that there are too many.
-
-    A `whole` array is written before it is read: it may be long, and those who
-    push to it meanwhile wait and do not get in between.
-    """
-    collection, projection = rule.target.collection, rule.projection()
-    if whole:
-        bump = {"$inc": {REVISION: 1}}
-        owner = yield from find_one_and_update(collection, by_id(key), bump, projection=projection)
-    else:
-        owner = yield from find_one(
-            collection, by_id(key), {**projection, rule.path: {"$slice": rule.limit + 1}}
-        )
-    if owner is None:
-        raise rule.missing(key)
-    return owner
+        return self._repair()

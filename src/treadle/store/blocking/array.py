@@ -58,8 +58,8 @@ class Array:
         return self._read(self._calls.page(number, size), session)
 
     def __iter__(self) -> Iterator[Any]:
-        with snapshot(self._store, self._store._within(None)) as (session, is_snapshot):
-            reader = self._calls.reader(is_snapshot)
+        with snapshot(self._store, self._store._within(None)) as (session, _):
+            reader = self._calls.reader()
             while not reader.over:
                 yield from self._store.runner.call(reader.next(), session, answers=True)
 

@@ -1,14 +1,10 @@
-"""Outlier: an array that is embedded up to a limit, and goes on in a collection of its own.
+"""Outlier: an array that is embedded up to a limit, with the rest in a collection of its own.
 
-What it keeps right: the embedded part is never longer than the limit; the
+What it guarantees: the embedded part is never longer than the limit; the
 count is that of all items; the flag is set if and only if there is overflow;
-under `unique=True` no item is there twice. The array belongs to
+under `unique=True` no item is stored twice. The array belongs to
 `store.array(…)`: plain updates of it are refused, and `replace` keeps the
-stored one.
-
-An ordinary document is appended to by one update whose own filter holds the
-limit. Whatever touches the overflow writes the owner in the same transaction,
-so that two writers of one array always meet. How it is done is in `writes.py`.
+stored one. How it is written is in `writes.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pymongo import IndexModel
 
-from treadle.engine.write_path import WritePath
+from treadle.engine.write_path import WritePath, commit_changes
 from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.changes import Changes
@@ -27,10 +23,12 @@ from treadle.graph.graph import graph_of
 from treadle.graph.outcomes import Finding
 from treadle.graph.owned import Owned
 from treadle.graph.rule import Models, Pattern, Place, Reads, Rule, Storage
-from treadle.patterns.outlier import inspection
-from treadle.patterns.outlier.fields import OutlierFields
+from treadle.patterns.outlier import problems
 from treadle.patterns.outlier.handle import ArrayHandle
-from treadle.plan import Plan, Raw, delete_many, insert_many, server_facts
+from treadle.patterns.outlier.stored_array import StoredArray
+from treadle.patterns.outlier.writes import Repair
+from treadle.plan import Plan, Raw, delete_many, insert_many
+from treadle.query.keys import freeze
 
 Layout = Literal["page", "documents"]
 
@@ -63,8 +61,8 @@ class Outlier(Pattern):
         return OutlierRule(place, graph, self)
 
 
-class OutlierRule(OutlierFields):
-    """An outlier array, as the rest of Treadle asks for it."""
+class OutlierRule(StoredArray):
+    """An outlier array, as the rest of Treadle calls it."""
 
     def reads(self) -> Reads:
         return {self.target.collection: set()}
@@ -92,25 +90,50 @@ class OutlierRule(OutlierFields):
         yield from ()
 
     def after(self, batch: Batch, changes: Changes) -> Plan[None]:
-        if overflow := batch.notes[self]:
-            yield from insert_many(self.overflow_collection, overflow)
+        overflow = self.overflow
+        if pages := batch.notes[self]:
+            yield from insert_many(overflow.collection_name, pages)
         if removed := [each["_id"] for each in batch.removed]:
-            yield from delete_many(self.overflow_collection, {self.owner: {"$in": removed}})
+            yield from delete_many(overflow.collection_name, {overflow.owner: {"$in": removed}})
 
-    # -- set-up, proof and repair -----------------------------------------------------------------
+    # -- set-up, verify and repair -----------------------------------------------------------------
 
     def _check_layout(
         self, existing: Mapping[str, Raw], missing: Mapping[str, list[IndexModel]]
     ) -> Plan[None]:
         """Refuse overflow that was stored by another layout."""
-        if self.overflow_collection in existing and missing.get(self.overflow_collection):
-            yield from inspection.require_layout(self)
+        collection = self.overflow.collection_name
+        if collection in existing and missing.get(collection):
+            yield from problems.require_layout(self)
 
     def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
-        return inspection.orphans(self) if page is None else inspection.examine(self, page)
+        if page is None:
+            return (yield from problems.find_orphans(self))
+        checked = yield from problems.check_arrays(self, page)
+        return [
+            self.finding(each.owner["_id"], problem.path, problem.stored, problem.expected)
+            for each in checked
+            for problem in each.problems
+            if problem.is_finding
+        ]
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
-        if keys is not None:
-            return (yield from inspection.mend(graph_of(self), (yield from server_facts()), self, keys))
-        yield from inspection.remove_orphans(self)
-        return []
+        """Repair the arrays of these documents, in one transaction each, and pack those that are loose."""
+        if keys is None:
+            yield from problems.delete_orphans(self)
+            return []
+        # A migration may read any field of an outdated document.
+        projection = None if self.target.versions.may_change else self.short_projection()
+        images = yield from self.owners.find({"_id": {"$in": list(keys)}}, projection=projection)
+        checked = yield from problems.check_arrays(self, [image.document for image in images])
+        by_key = {freeze(each.owner["_id"]): each.problems for each in checked}
+        changed = []
+        for key in keys:
+            found = by_key.get(freeze(key))
+            if found is None:
+                is_changed = yield from problems.delete_orphan(self, key)
+            else:
+                repair = Repair(self, key).apply
+                is_changed = bool(found) and (yield from commit_changes(graph_of(self), repair))
+            changed += [key] if is_changed else []
+        return changed
