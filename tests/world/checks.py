@@ -278,12 +278,25 @@ class Checks(Documents):
         return names
 
     def everything(self) -> dict[str, dict[Any, Raw]]:
-        """Every document without Treadle's own state."""
+        """Every document without Treadle's own state, with its array as a whole."""
         names = ["items", "owners", "daily", *(f"{side}s_archive" for side in self.world.archives)]
         return {
             name: {
-                str(raw["_id"]): {key: plain(value) for key, value in raw.items() if key != "_treadle"}
+                str(raw["_id"]): {
+                    key: plain(value)
+                    for key, value in (raw | self.whole_array(name, raw)).items()
+                    if key != "_treadle"
+                }
                 for raw in self.oracle.raws(name)
             }
             for name in names
         }
+
+    def whole_array(self, name: str, raw: Raw) -> Raw:
+        """An outlier array with its overflow, which a rebuild may pack."""
+        side = name.removesuffix("s")
+        if side not in SIDES or not isinstance(raw.get("fans"), list):
+            return {}
+        owner = self.world.stored(side, f"{side}_id")
+        pages = self.database[f"{side}_fans"].find({owner: {"$eq": raw["_id"]}}).sort("page")
+        return {"fans": [*raw["fans"], *(fan for page in pages for fan in page["fans"])]}
