@@ -17,12 +17,8 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
-from bson import ObjectId
 from pydantic import BaseModel, Field
-from pymongo import MongoClient
-from pymongo.errors import OperationFailure
 
-from tests.kit.command_log import CommandLog
 from treadle import (
     Average,
     Count,
@@ -33,7 +29,6 @@ from treadle import (
     Id,
     Limits,
     Max,
-    Store,
     Subset,
     Sum,
 )
@@ -235,25 +230,6 @@ def test_bulk_writes_race_with_single_ones(run, database):
     check_products(racers, database)
 
 
-def test_racing_renames_leave_no_stale_copy(run, database):
-    """Many renames of one customer at a time; every copy shows the one that won."""
-    racers = Racers(run, DESK)
-    customer = racers.store.insert(Customer(name="first"))
-    racers.store.insert_many([Order(customer_id=customer.id) for _ in range(60)])
-
-    def rename(number: int) -> Callable[[Caller], Coroutine[Any, Any, None]]:
-        async def work(store: Caller) -> None:
-            for at in range(4):
-                await store.update(Customer, customer.id, {"$set": {"name": f"{number}.{at}"}})
-
-        return work
-
-    no_errors(racers.together([rename(number) for number in range(WRITERS)]))
-    name = database.customers.find_one()["name"]
-    assert [name] == database.orders.distinct("name")
-    assert [] == racers.store.verify()
-
-
 def test_racing_renames_of_a_large_fan_out(run, database):
     """The same beyond the bound, where copies are made after the commit, in chunks."""
     racers = Racers(run, DESK, limits=Limits(fan_out_max=10, fan_out_chunk=7))
@@ -298,120 +274,6 @@ def test_repair_and_rebuild_race_with_writers(run, database, call):
 
     no_errors(racers.together([mend, *(shopper(number, keys, 10) for number in range(6))]))
     check_products(racers, database)
-
-
-def test_verify_only_reads(server, database):
-    """It must not push writers aside, and a user who may only read can run it."""
-    store = Store(database, DESK)
-    customer = store.insert(Customer(name="there"))
-    store.insert_many([Order(customer_id=customer.id), Order(customer_id=ObjectId())])
-    database.orders.update_one({"customer_id": customer.id}, {"$set": {"name": "wrong"}})
-    heard = CommandLog()
-    with MongoClient(server.uri, event_listeners=[heard]) as client:
-        looking = Store(client[database.name], DESK)
-        looking.recover()
-        heard.clear()
-        assert 1 == len(looking.verify())
-    # But for how far it came and what it found, which is noted for `status`.
-    sent = {
-        name
-        for name, body in heard.commands
-        if not str(body.get("update", body.get("delete", ""))).startswith("treadle.")
-    }
-    assert set() == sent - {"find", "aggregate", "count", "commitTransaction", "buildInfo"}
-
-
-def test_targets_and_sources_inserted_at_one_time(run, database):
-    """Write skew both ways: whichever commits second must see the other."""
-    racers = Racers(run, SHOP)
-    for at in range(8):
-        keys = [ObjectId(), ObjectId()]
-
-        def source(number: int, keys: list[Any] = keys) -> Callable[[Caller], Coroutine[Any, Any, None]]:
-            async def work(store: Caller) -> None:
-                await store.insert(Review(product_id=keys[number % 2], rating=number))
-
-            return work
-
-        def target(key: Any) -> Callable[[Caller], Coroutine[Any, Any, None]]:
-            async def work(store: Caller) -> None:
-                await store.insert(Product(id=key))
-
-            return work
-
-        jobs = [source(number) for number in range(5)]
-        jobs[at % 5 : at % 5] = [target(key) for key in keys]
-        no_errors(racers.together(jobs))
-    assert 16 == database.products.count_documents({})
-    check_products(racers, database)
-
-
-def test_an_order_inserted_while_its_customer_appears_or_is_renamed(run, database):
-    """Many rounds: copies made at the very moment of a rename, or before their source exists."""
-    racers = Racers(run, DESK)
-    for at in range(10):
-        key = ObjectId()
-        if at % 2:
-            racers.store.insert(Customer(id=key, name="old"))
-
-        async def appear(store: Caller, key: Any = key, at: int = at) -> None:
-            if at % 2:
-                await store.update(Customer, key, {"$set": {"name": "new"}})
-            else:
-                await store.insert(Customer(id=key, name="new"))
-
-        async def order(store: Caller, key: Any = key) -> None:
-            await store.insert(Order(customer_id=key))
-            await store.insert_many([Order(customer_id=key), Order(customer_id=key)])
-
-        no_errors(racers.together([order, appear, order]))
-        assert ["new"] == database.orders.distinct("name", {"customer_id": key})
-    assert [] == racers.store.verify()
-
-
-@pytest.mark.parametrize("rename_first", [True, False])
-def test_two_sessions_cannot_make_a_stale_copy(run, database, rename_first):
-    """Both read before either commits: the second to write meets a conflict, and then is right."""
-    store = run.store(DESK)
-    store.setup()
-    customer = store.insert(Customer(name="old"))
-    steps = [
-        lambda session: store.update(Customer, customer.id, {"$set": {"name": "new"}}, session=session),
-        lambda session: store.insert(Order(customer_id=customer.id), session=session),
-    ]
-    if not rename_first:
-        steps.reverse()
-    with store.transaction() as one:
-        steps[0](one)
-        with pytest.raises(OperationFailure) as refused, store.transaction() as two:
-            steps[1](two)
-    assert refused.value.has_error_label("TransientTransactionError")
-    steps[1](None)
-    assert ["new"] == database.orders.distinct("name")
-    assert [] == store.verify()
-
-
-@pytest.mark.parametrize("source_first", [True, False])
-def test_two_sessions_cannot_miss_each_others_inserts(run, database, source_first):
-    """A review of a product that another session is inserting: one of them meets a conflict."""
-    store = run.store(SHOP)
-    store.setup()
-    key = ObjectId()
-    database["treadle.guards"].insert_one({"_id": "so that the collection exists"})
-    steps = [
-        lambda session: store.insert(Review(product_id=key, rating=5), session=session),
-        lambda session: store.insert(Product(id=key), session=session),
-    ]
-    if not source_first:
-        steps.reverse()
-    with store.transaction() as one:
-        steps[0](one)
-        with pytest.raises(OperationFailure) as refused, store.transaction() as two:
-            steps[1](two)
-    assert refused.value.has_error_label("TransientTransactionError")
-    steps[1](None)
-    assert [1] == database.products.distinct("count")
-    assert [] == store.verify()
 
 
 @pytest.mark.parametrize("model", [Invoice, Ticket])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from datetime import timedelta
 from typing import Annotated, Any
 
-import pytest
 from pydantic import BaseModel
 
 from treadle import Collect, Document
@@ -114,38 +112,6 @@ def test_the_first_values_move_up_when_one_leaves(run, database):
     assert ["a", "b", "c"] == store.get(Product, 0).tags
     store.delete(Use, uses[4].id)
     assert ["b", "c", "d"] == store.get(Product, 0).tags
-
-
-@pytest.mark.parametrize(
-    "how", [{"maintain": "stream"}, {"maintain": "schedule", "every": timedelta(hours=1)}]
-)
-def test_the_worker_and_schedules_collect_too(run, database, how):
-    Product = product(**how)
-    store = run.store([Use, Product])
-    store.setup()
-    store.insert_many([Product(id=0), Product(id=1)])
-    chance = random.Random(6)
-    for number in range(3):
-        for _ in range(8):
-            write(store, chance)
-        if how["maintain"] == "stream":
-            store.worker().run_until_idle()
-        else:
-            store.rebuild(Product) if number else store.run_due()
-        check(database)
-        assert [] == store.verify()
-
-
-def test_tampering_is_found_and_repaired(run, database):
-    Product = product()
-    store = run.store([Use, Product])
-    store.setup()
-    store.insert_many([Product(id=0), Product(id=1)])
-    store.insert(Use(product=0, tag="a"))
-    database["products"].update_many({}, {"$set": {"tags": ["b", "a"]}})
-    assert [0, 1] == [each.document_id for each in store.verify() if each.path == "tags"]
-    assert 2 == store.repair()
-    check(database)
 
 
 def test_a_source_that_holds_something_else_stops_no_write(run, database):

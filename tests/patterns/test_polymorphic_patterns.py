@@ -2,132 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from pydantic import BaseModel
 
-from tests.patterns.stock import Customer, CustomerCard
 from treadle import (
     Approximate,
-    Average,
-    Count,
     DataError,
     Document,
     ExtendedReference,
     Formula,
     Id,
     Outlier,
-    Subset,
     Sum,
     Unchecked,
-    UsageError,
 )
 
 # -- kinds that carry other patterns -----------------------------------------------------------------
-
-
-class Review(Document, collection="reviews"):
-    product_id: Id
-    stars: int
-    when: datetime = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class ReviewCard(BaseModel):
-    stars: int
-
-
-class Product(Document, collection="products", discriminator="kind"):
-    name: str
-    reviews: Annotated[int, Count(Review, by="product_id")] = 0
-    doubled: Annotated[int | None, Formula({"$multiply": ["$reviews", 2]})] = None
-
-
-class Toy(Product, kind="toy"):
-    stars: Annotated[int, Sum(Review, "stars", by="product_id")] = 0
-    rank: Annotated[int | None, Formula({"$add": ["$stars", "$reviews"]})] = None
-
-
-class Game(Toy, kind="game"):
-    latest: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-when", size=2)] = []
-
-
-class Service(Product, kind="service"):
-    customer_id: Id | None = None
-    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
-    average: Annotated[float | None, Average(Review, "stars", by="product_id")] = None
-
-
-class ToyCard(BaseModel):
-    name: str
-    stars: int
-
-
-class Shelf(Document, collection="shelves"):
-    toy_id: Id | None = None
-    toy: Annotated[ToyCard | None, ExtendedReference(Toy, by="toy_id")] = None
-
-
-class Owner(Document, collection="owners"):
-    name: str = ""
-    services: Annotated[int, Count("Service", by="customer_id")] = 0
-
-
-RULED = [Customer, Review, Product, Toy, Game, Service, Shelf, Owner]
-
-
-def check(store: Any) -> None:
-    assert [] == store.verify()
-
-
-def story(store: Any, database: Any) -> None:
-    """The life of some products, with everything they maintain checked after each step."""
-    store.setup()
-    ada = store.insert(Customer(name="Ada"))
-    toy, game, service = store.insert_many(
-        [Toy(name="ball"), Game(name="go"), Service(name="repair", customer_id=ada.id)]
-    )
-    assert "Ada" == service.customer.name
-    for product in (toy, game, service):
-        store.insert_many([Review(product_id=product.id, stars=stars) for stars in (2, 3)])
-    raws = {raw["kind"]: raw for raw in database["products"].find()}
-    # Each review is counted once, though three models inherit the count.
-    assert [2, 2, 2] == [raws[kind]["reviews"] for kind in ("toy", "game", "service")]
-    assert [4, 4, 4] == [raws[kind]["doubled"] for kind in ("toy", "game", "service")]
-    # A kind's own fields are not made in documents of others.
-    assert [5, 5, None] == [raws[kind].get("stars") for kind in ("toy", "game", "service")]
-    assert [7, 7, None] == [raws[kind].get("rank") for kind in ("toy", "game", "service")]
-    assert 2 == len(raws["game"]["latest"])
-    assert not {"latest", "average"} & set(raws["toy"])
-    assert not {"stars", "rank", "latest"} & set(raws["service"])
-    assert 2.5 == raws["service"]["average"]
-    check(store)
-
-    shelves = store.insert_many([Shelf(toy_id=toy.id), Shelf(toy_id=game.id), Shelf(toy_id=service.id)])
-    assert ["ball", "go", None] == [each.toy and each.toy.name for each in shelves]
-    store.update(Product, toy.id, {"$set": {"name": "red ball"}})
-    store.update_many(Product, {"_id": {"$in": [game.id, service.id]}}, {"$set": {"name": "new"}})
-    assert ["red ball", "new", None] == [
-        (store.get(Shelf, each.id).toy or ToyCard(name="", stars=0)).name or None for each in shelves
-    ]
-    check(store)
-
-    store.insert(Review(product_id=toy.id, stars=4))
-    assert 9 == store.get(Shelf, shelves[0].id).toy.stars
-    store.update(Customer, ada.id, {"$set": {"name": "Ada L."}})
-    assert "Ada L." == store.get(Product, service.id).customer.name
-    with pytest.raises(UsageError, match="maintains"):
-        store.update(Product, toy.id, {"$set": {"stars": 1}})
-    check(store)
-
-    store.delete(Product, game.id)
-    store.delete_many(Product, {"_id": service.id})
-    check(store)
-
-
-def test_kinds_carry_other_patterns(run, database):
-    story(run.store(RULED), database)
 
 
 def test_two_kinds_may_maintain_the_same_field_in_their_own_ways(run):

@@ -6,7 +6,6 @@ import datetime as dt
 from typing import Annotated
 
 import pytest
-from bson import ObjectId
 from pydantic import BaseModel
 
 from treadle import Document, Id, Store, Subset
@@ -70,25 +69,6 @@ def test_ties_break_by_id(store):
     assert expected == texts(store, product)
 
 
-@pytest.mark.quick
-def test_edits_deletes_and_moves_refill(store):
-    one, two = store.insert_many([Product(), Product()])
-    reviews = store.insert_many([Review(product_id=one.id, text=str(n), date=day(n)) for n in range(5)])
-    store.update(Review, reviews[4].id, {"$set": {"text": "edited"}})
-    assert ["edited", "3", "2"] == texts(store, one)
-    store.update(Review, reviews[4].id, {"$set": {"date": day(-1)}})
-    assert ["3", "2", "1"] == texts(store, one)
-    store.delete(Review, reviews[3].id)
-    assert ["2", "1", "0"] == texts(store, one)
-    store.update(Review, reviews[2].id, {"$set": {"product_id": two.id}})
-    assert (["1", "0", "edited"], ["2"]) == (texts(store, one), texts(store, two))
-    store.replace(reviews[2].model_copy(update={"text": "back", "product_id": one.id}))
-    assert (["back", "1", "0"], []) == (texts(store, one), texts(store, two))
-    assert 4 == store.delete_many(Review, {})
-    assert [] == texts(store, one)
-    assert [] == store.verify()
-
-
 def test_several_sort_keys_and_a_condition(store):
     """The card does not hold the likes by which it is chosen."""
     product = store.insert(Product())
@@ -105,22 +85,6 @@ def test_several_sort_keys_and_a_condition(store):
     store.update_many(Review, {"text": "d"}, {"$inc": {"likes": 7}})
     assert ["c", "d"] == texts(store, product, "liked")
     assert [] == store.verify()
-
-
-def test_a_product_that_comes_after_its_reviews_is_filled(store):
-    identity = ObjectId()
-    store.insert_many([Review(product_id=identity, text=str(n), date=day(n)) for n in range(4)])
-    product = store.insert(Product(id=identity))
-    assert ["3", "2", "1"] == [card.text for card in product.recent]
-    assert [] == store.verify()
-
-
-def test_insert_ignores_and_replace_keeps_the_subset(store):
-    product = store.insert(Product(recent=[ReviewCard(rating=1, text="forged", date=day(0))]))
-    assert [] == product.recent
-    store.insert(Review(product_id=product.id, text="real"))
-    stale = product.model_copy(update={"name": "renamed"})
-    assert ["real"] == [card.text for card in store.replace(stale).recent]
 
 
 def test_setup_makes_the_index_that_the_refill_uses(run, database):
