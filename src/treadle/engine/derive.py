@@ -172,7 +172,7 @@ def derive(
         yield from _aggregate(chosen, documents, derived, gather)
     if chosen.copies:
         pairs = list(zip(befores or documents, derived, strict=True))
-        yield from fill_copies(chosen.entry, pairs, chosen.copies, look_only=not guarded, guard_all=guarded)
+        yield from fill_copies(chosen.entry, pairs, chosen.copies, guarded=guarded, lenient=True)
     for rule in chosen.locals:
         for each, value in zip(derived, (yield from rule.values(derived)), strict=True):
             put(each, rule.path, value)

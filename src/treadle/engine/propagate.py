@@ -184,8 +184,20 @@ def _evaluated(
     A condition (`where=`) or an expression is the server's alone: nothing else evaluates it in just the same
     way.
     """
-    rule = rules[0]
     documents = [document for _, *pair in seen for document in pair if document is not None]
+    by_document = iter((yield from _rows_by_document(rules, documents)))
+    results: dict[DerivedRule, list[Contributions]] = {rule: [] for rule in rules}
+    for change, before, after in seen:
+        old, new = ([] if side is None else next(by_document) for side in (before, after))
+        for number, rule in enumerate(rules):
+            removed, added = ([(row[KEY], row.get(f"value{number}")) for row in rows] for rows in (old, new))
+            results[rule].append(Contributions(change, removed, added))
+    return results
+
+
+def _rows_by_document(rules: Sequence[DerivedRule], documents: Sequence[Raw]) -> Plan[list[list[Raw]]]:
+    """Return one row per contribution of each document: the key, and a value per rule."""
+    rule = rules[0]
     values = {f"value{number}": each.aggregate.expression() for number, each in enumerate(rules)}
     stages = [
         *([{"$match": rule.condition}] if rule.condition else []),
@@ -197,14 +209,7 @@ def _evaluated(
     for row in (yield from rule.source.sources.evaluate(numbered, stages)):
         if row.get(KEY) is not None:
             by_document[row[NUMBER]].append(row)
-    results: dict[DerivedRule, list[Contributions]] = {rule: [] for rule in rules}
-    rows_of = iter(by_document)
-    for change, before, after in seen:
-        old, new = ([] if side is None else next(rows_of) for side in (before, after))
-        for number, each in enumerate(rules):
-            removed, added = ([(row[KEY], row.get(f"value{number}")) for row in rows] for rows in (old, new))
-            results[each].append(Contributions(change, removed, added))
-    return results
+    return by_document
 
 
 def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: _Effects) -> None:

@@ -27,36 +27,30 @@ def fill_copies(
     pairs: Sequence[tuple[Raw | None, Raw]],
     rules: Sequence[DerivedRule] | None = None,
     *,
-    look_only: bool = False,
+    guarded: bool | None = None,
     lenient: bool = False,
-    guard_all: bool = False,
 ) -> Plan[None]:
     """Set every copy of the new documents from its source, as of now.
 
     Really writes each source that a synced copy is made of, so that a
-    concurrent change of it conflicts with this transaction; not so with
-    `look_only`. A missing source is an error unless the copy may be None, or
-    `lenient`. With `guard_all` sources are written however their copies are
-    maintained. `rules` restricts it to some of the copies.
+    concurrent change of it conflicts with this transaction; `guarded` says
+    whether to do so, however the copies are maintained. A source that is
+    missing or cannot be read is an error unless the copy may be None, or
+    `lenient`. `rules` restricts it to some of the copies.
     """
-    lenient = lenient or look_only or guard_all
-    for (source, match), own in _by_source(derivation(entry).copies if rules is None else rules).items():
+    by_source: dict[tuple[ModelEntry, Key], list[DerivedRule]] = {}
+    for rule in derivation(entry).copies if rules is None else rules:
+        by_source.setdefault((rule.source, rule.match), []).append(rule)
+    for (source, match), own in by_source.items():
         keys = _keys(own, pairs)
-        guarded = not look_only and (guard_all or any(rule.guards_source for rule in own))
+        writes = any(rule.guards_source for rule in own) if guarded is None else guarded
         failed: Failed = []
-        sources = yield from read_sources(source, keys, guarded, match.path, failed)
+        sources = yield from read_sources(source, keys, writes, match.path, failed)
         if failed and not lenient:
             raise _unreadable(entry, source, *failed[0])
         unread = _unread(match, keys, sources, failed) if failed else set()
         for rule in own:
             _fill(rule, pairs, sources, unread, lenient)
-
-
-def _by_source(rules: Sequence[DerivedRule]) -> dict[tuple[ModelEntry, Key], list[DerivedRule]]:
-    by_source: dict[tuple[ModelEntry, Key], list[DerivedRule]] = {}
-    for rule in rules:
-        by_source.setdefault((rule.source, rule.match), []).append(rule)
-    return by_source
 
 
 def _keys(rules: Sequence[DerivedRule], pairs: Sequence[tuple[Raw | None, Raw]]) -> list[Any]:
@@ -218,45 +212,39 @@ def follow_own(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list
 
     Each by the rules of its kind after the write.
     """
-    if entry.kinds.family is None:
-        return (yield from _follow_class(entry, pairs))
     final: dict[Any, Raw] = {}
     for exact, group in entry.kinds.split([(after, before) for before, after in pairs]):
-        for after in (yield from _follow_class(exact, [(before, after) for after, before in group])):
+        for after in (yield from _follow_class(exact, group)):
             final[freeze(after["_id"])] = after
     return [final[freeze(after["_id"])] for _, after in pairs]
 
 
 def _follow_class(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    """Do so for documents of one class, each after and before the write."""
     derived = derivation(entry)
-    afters = [after for _, after in pairs]
+    afters = [after for after, _ in pairs]
     if not (derived.fills or derived.formula_stages):
         return afters
     filled = copy.deepcopy(afters)
     if derived.fills:
-        yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
-    return (yield from _store_filled(entry, list(zip(afters, filled, strict=True))))
+        yield from fill_own(entry, list(zip([before for _, before in pairs], filled, strict=True)))
+    return (yield from _store_filled(entry, afters, filled))
 
 
-def _store_filled(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+def _store_filled(entry: ModelEntry, written: Sequence[Raw], filled: list[Raw]) -> Plan[list[Raw]]:
     """Store what was filled in after a write, and evaluate formulas. Returns the documents."""
     stages = derivation(entry).formula_stages
-    final = [filled for _, filled in pairs]
-    updates = [(by_id(filled["_id"]), _filling(written, filled, stages)) for written, filled in pairs]
-    updates = [(chosen, pipeline) for chosen, pipeline in updates if pipeline]
-    if not updates:
-        return final
-    if len(pairs) == 1:
+    updates = []
+    for before, after in zip(written, filled, strict=True):
+        sets = changed_fields(before, after)
+        if sets or stages:
+            updates.append((by_id(after["_id"]), [*([{"$set": sets}] if sets else []), *stages]))
+    if len(filled) == 1 and updates:
         again = yield from find_one_and_update(entry.collection, *updates[0])
-        return final if again is None else [again]
-    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
+        return filled if again is None else [again]
+    if updates:
+        yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
     if not stages:
-        return final
-    now = yield from by_ids(entry.collection, [each["_id"] for each in final])
-    return [now.get(freeze(each["_id"]), each) for each in final]
-
-
-def _filling(written: Raw, filled: Raw, stages: Sequence[Raw]) -> list[Raw]:
-    """The update that makes a written document the filled one, and evaluates what follows."""
-    sets = changed_fields(written, filled)
-    return [{"$set": sets}, *stages] if sets else list(stages)
+        return filled
+    now = yield from by_ids(entry.collection, [each["_id"] for each in filled])
+    return [now.get(freeze(each["_id"]), each) for each in filled]
