@@ -61,7 +61,7 @@ BUGS = [KeyError("planted"), TypeError("planted"), AttributeError("planted"), Va
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: type(bug).__name__)
 def test_a_bug_raises_out_of_a_write(store, database, monkeypatch, bug):
-    plant(monkeypatch, "treadle.engine.propagate.copy_to", bug)
+    plant(monkeypatch, "treadle.engine.copies.copy_to", bug)
     with pytest.raises(type(bug), match="planted"):
         store.update(Product, 1, {"$set": {"name": "desk lamp"}})
     assert "lamp" == database["products"].find_one({"_id": 1})["name"]

@@ -16,7 +16,6 @@ from treadle import (
     DataError,
     Document,
     ExtendedReference,
-    Formula,
     Id,
     Limits,
     Store,
@@ -116,27 +115,6 @@ def test_snapshot_fields_keep_the_values_of_their_moment(store):
     assert [] == store.verify()
 
 
-def test_a_changed_reference_is_filled_anew(store):
-    ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
-    order = store.insert(Order(customer_id=ann.id))
-    assert "Bob" == store.update(Order, order.id, {"$set": {"customer_id": bob.id}}).customer.name
-    assert store.update(Order, order.id, {"$set": {"customer_id": None}}).customer is None
-    assert 1 == store.update_many(Order, {}, {"$set": {"customer_id": ann.id}})
-    assert "Ann" == store.get(Order, order.id).customer.name
-    pipeline = [{"$set": {"customer_id": bob.id}}]
-    assert "Bob" == store.update(Order, order.id, pipeline).customer.name
-    assert [] == store.verify()
-
-
-def test_a_source_that_comes_later_fills_its_copies(store):
-    identity = ObjectId()
-    order = store.insert(Order(customer_id=identity))
-    assert order.customer is None
-    store.insert(Customer(id=identity, name="Late"))
-    assert "Late" == store.get(Order, order.id).customer.name
-    assert [] == store.verify()
-
-
 def test_a_missing_source_is_an_error_where_the_card_is_required(run):
     class Strict(Document, collection="strict"):
         customer_id: Id
@@ -149,30 +127,6 @@ def test_a_missing_source_is_an_error_where_the_card_is_required(run):
         store.insert(Strict(customer_id=ObjectId()))
     assert "reference-missing" == caught.value.code
     assert 0 == store.count(Strict)
-
-
-class Shipment(BaseModel):
-    parts: list[Line] = []
-
-
-class Delivery(Document, collection="deliveries"):
-    shipments: list[Shipment] = []
-
-
-def test_references_in_nested_arrays(run):
-    store = run.store([Product, Delivery])
-    book, pen = store.insert_many([Product(name="Book", price=1), Product(name="Pen", price=2)])
-    parts = [
-        Shipment(parts=[Line(product_id=book.id), Line(product_id=pen.id)]),
-        Shipment(parts=[Line(product_id=book.id)]),
-    ]
-    delivery = store.insert(Delivery(shipments=parts))
-    store.update(Product, book.id, {"$set": {"name": "Tome"}})
-    stored = store.get(Delivery, delivery.id)
-    assert [["Tome", "Pen"], ["Tome"]] == [
-        [part.product.name for part in each.parts] for each in stored.shipments
-    ]
-    assert [] == store.verify()
 
 
 class CategoryCard(BaseModel):
@@ -201,36 +155,6 @@ def test_a_card_that_contains_its_reference(run, database):
     with pytest.raises(UsageError, match=r"maintains Article\.category\.name"):
         store.update(Article, article.id, {"$set": {"category.name": "x"}})
     assert [] == store.verify()
-
-
-def test_a_flat_copy_of_one_field(run, database):
-    class Flat(Document, collection="flat"):
-        customer_id: Id
-        customer_name: Annotated[str | None, ExtendedReference(Customer, by="customer_id", field="name")] = (
-            None
-        )
-
-    store = run.store([Customer, Flat])
-    ann = store.insert(Customer(name="Ann"))
-    store.insert(Flat(customer_id=ann.id))
-    store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
-    assert "Anna" == database["flat"].find_one()["customer_name"]
-    assert [] == store.verify()
-
-
-class Region(Document, collection="regions"):
-    name: str
-
-
-class Shop(Document, collection="shops"):
-    region_id: Id
-    region_name: Annotated[str | None, ExtendedReference(Region, by="region_id", field="name")] = None
-    sign: Annotated[str | None, Formula({"$concat": ["Shop in ", "$region_name"]})] = None
-
-
-class Sale(Document, collection="sales"):
-    shop_id: Id
-    sign: Annotated[str | None, ExtendedReference(Shop, by="shop_id", field="sign")] = None
 
 
 def shop_with(on_delete):

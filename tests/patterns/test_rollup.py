@@ -34,14 +34,12 @@ from treadle import (
     Day,
     Document,
     Formula,
-    Hour,
     Max,
     Month,
     Rollup,
     Store,
     Sum,
     UsageError,
-    Week,
 )
 
 # -- the literature's examples, in its shapes --------------------------------------------------------
@@ -254,58 +252,6 @@ def test_odd_dates_belong_to_no_window_and_harm_nobody(run, database):
 
 class Event(Document, collection="events"):
     at: dt.datetime
-
-
-def windows_of(unit: type, zone: str) -> type[Document]:
-    class Windows(
-        Document, collection="windows", rollup=Rollup(Event, keys={"start": unit("at", timezone=zone)})
-    ):
-        start: dt.datetime
-        count: Annotated[int, Count()] = 0
-
-    return Windows
-
-
-def starts(store: Any, model: Any) -> dict[dt.datetime, int]:
-    return {each.start: each.count for each in store.find(model)}
-
-
-def every_half_hour(first: dt.datetime, last: dt.datetime) -> list[Event]:
-    count = int((last - first) / dt.timedelta(minutes=30))
-    return [Event(at=first + dt.timedelta(minutes=30 * number)) for number in range(count)]
-
-
-def test_daylight_saving_makes_days_of_23_and_25_hours(database):
-    model = windows_of(Day, "Europe/Berlin")
-    store = Store(database, [Event, model])
-    store.setup()
-    store.insert_many(every_half_hour(at(2026, 3, 27, 23), at(2026, 3, 30, 22)))
-    assert {at(2026, 3, 27, 23): 48, at(2026, 3, 28, 23): 46, at(2026, 3, 29, 22): 48} == starts(store, model)
-    store.delete_many(Event, {})
-    store.insert_many(every_half_hour(at(2026, 10, 23, 22), at(2026, 10, 26, 23)))
-    assert {at(2026, 10, 23, 22): 48, at(2026, 10, 24, 22): 50, at(2026, 10, 25, 23): 48} == starts(
-        store, model
-    )
-    assert [] == store.verify()
-
-
-def test_an_hour_that_is_lived_twice_is_two_windows(database):
-    model = windows_of(Hour, "Europe/Berlin")
-    store = Store(database, [Event, model])
-    store.setup()
-    # 02:00 to 03:00 in summer time, then 02:00 to 03:00 in winter time.
-    store.insert_many(every_half_hour(at(2026, 10, 25, 0), at(2026, 10, 25, 2)))
-    assert {at(2026, 10, 25, 0): 2, at(2026, 10, 25, 1): 2} == starts(store, model)
-    assert [] == store.verify()
-
-
-def test_weeks_begin_on_monday(run):
-    model = windows_of(Week, "UTC")
-    store = run.store([Event, model])
-    store.setup()
-    store.insert_many([Event(at=at(2026, 3, 1, 23)), Event(at=at(2026, 3, 2)), Event(at=at(1969, 12, 31))])
-    assert {at(2026, 2, 23): 1, at(2026, 3, 2): 1, at(1969, 12, 29): 1} == starts(store, model)
-    assert [] == store.verify()
 
 
 class DayById(Document, collection="days", rollup=Rollup(Event, keys={"id": Day("at")})):
