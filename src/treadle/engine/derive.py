@@ -61,6 +61,10 @@ class DerivedValues:
         self._dated = [rule for rule in self.aggregates if rule.stamp]
         self._values = [path for rule in self.aggregates for path in rule.empty()]
         self._formulas = [rule.path for rule in self.formulas]
+        self._prepare_paths()
+        self.projection = self._projection()
+
+    def _prepare_paths(self) -> None:
         # What an update sets: copies with the field that holds them.
         tops, computed = {rule.copied.top for rule in self.copies}, [rule.path for rule in self.locals]
         paths = outermost({*self._values, *tops, *computed})
@@ -71,7 +75,6 @@ class DerivedValues:
         self._inner = tops | {top(path) for path in inner if "." in path}
         # Snapshots that lie in no other field, which may be missing.
         self._snapshots = {rule.path for rule in self.copies if rule.copied.snapshots} & self._getters.keys()
-        self.projection = self._projection()
 
     def _projection(self) -> Raw | None:
         """Return what must be read of documents: everything where copies or others need it."""

@@ -64,13 +64,17 @@ class Contributions(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Effect:
-    """What the changes do to one target, per rule."""
+    """What the changes do to one target."""
 
-    key: Any
-    # What is removed, and what is added.
+    update: TargetUpdate
+    # What is removed, and what is added, per rule.
     moves: dict[DerivedRule, tuple[list[Any], list[Any]]] = field(default_factory=dict)
     # The rules by which it is recomputed, whatever the difference.
     recomputed: set[DerivedRule] = field(default_factory=set)
+
+    @property
+    def key(self) -> Any:
+        return self.update.key
 
     def of(self, rule: DerivedRule) -> tuple[list[Any], list[Any]]:
         """Return what one rule removes and adds so far."""
@@ -78,6 +82,12 @@ class _Effect:
         if move is None:
             move = self.moves[rule] = ([], [])
         return move
+
+    def recompute(self, rules: Iterable[DerivedRule]) -> None:
+        """Note rules by which the target is recomputed."""
+        for rule in [*rules]:
+            self.of(rule)
+            self.recomputed.add(rule)
 
     def add(self, other: _Effect) -> None:
         """Add what was noted under another key of the same target."""
@@ -94,7 +104,7 @@ class _Effects(dict[Any, _Effect]):
         frozen = freeze(key)
         effect = self.get(frozen)
         if effect is None:
-            effect = self[frozen] = _Effect(key)
+            effect = self[frozen] = _Effect(TargetUpdate(key))
         return effect
 
 
@@ -145,7 +155,7 @@ def _effects(level: Level, changes: Changes) -> Plan[dict[ModelEntry, _Effects]]
         # A target that has another key is computed from the sources that hold this one.
         documents = _with_changed_keys(rule, changes.of(rule.target))
         for document in documents:
-            effects.setdefault(rule.target, _Effects()).on(document["_id"]).recomputed.add(rule)
+            effects.setdefault(rule.target, _Effects()).on(document["_id"]).recompute([rule])
         yield from guard(rule.target.collection, alternate_keys_of([rule], documents))
     return effects
 
@@ -220,7 +230,7 @@ def _collect(rule: DerivedRule, moves: Sequence[Contributions], effects: _Effect
     for change, old, new in moves:
         if isinstance(change.before, Image) and change.before.outdated and not trusts_outdated:
             for key, _ in [*old, *new]:
-                effects.on(key).recomputed.add(rule)
+                effects.on(key).recompute([rule])
         elif rule.is_unchanged(old, new):
             continue
         for side, contributed in enumerate((old, new)):
@@ -287,15 +297,18 @@ def _update_targets(target: ModelEntry, effects: _Effects, level: int, changes: 
     """Update each target once, for all its rules; an outdated target is upgraded first."""
     # Its own rules computed what a target holds that this transaction inserted or made visible. What an
     # outdated one held was not maintained by the rules of this version.
-    entered: set[Any] = set()
+    entered: list[Any] = []
     if target.versions.may_change:
         chosen = {"_id": {"$in": [effect.key for effect in effects.values()]}}
         upgraded = (yield from upgrade_possible(target, chosen, changes)).documents
         if not target.versions.writes_older:
-            entered = {freeze(each["_id"]) for each in upgraded}
+            entered = [each["_id"] for each in upgraded]
     if target.rules.group is None:
-        entered |= {freeze(change.id) for change in changes.of(target) if _may_have_entered(target, change)}
-    yield from _LevelUpdate(target, effects, level).perform(entered, changes)
+        entered += [change.id for change in changes.of(target) if _may_have_entered(target, change)]
+    for key in entered:
+        if (effect := effects.get(freeze(key))) is not None:
+            effect.recompute(effect.moves)
+    yield from _LevelUpdate(target, effects, level).perform(changes)
 
 
 def _may_have_entered(target: ModelEntry, change: Change) -> bool:
@@ -316,45 +329,36 @@ class _LevelUpdate:
         self.target = target
         self.effects = effects
         self.level = level
-        self.updates = {frozen: TargetUpdate(effect.key) for frozen, effect in effects.items()}
         # The targets whose difference needs what they hold, and those that are recomputed, per rule.
         self.unread: dict[DerivedRule, list[_Effect]] = {}
         self.recomputed: dict[DerivedRule, list[Any]] = {}
 
-    def perform(self, entered: set[Any], changes: Changes) -> Plan[None]:
-        changed = [
-            frozen
-            for frozen, effect in self.effects.items()
-            if self._apply_unread(frozen, effect, forced=frozen in entered)
-        ]
+    def perform(self, changes: Changes) -> Plan[None]:
+        changed = [effect for effect in self.effects.values() if self._apply_unread(effect)]
         if not changed:
             return
         if self.unread:
             yield from self._apply_to_stored()
-        for rules, keys in self._recomputations():
-            yield from self._recompute(rules, keys)
-        keys = [self.effects[frozen].key for frozen in changed]
+        if self.recomputed:
+            yield from self._recompute()
         makes = self.target.rules.group is not None
         write = (self._store_groups if makes else self._store)(changed)
         if is_followed(self.target, self.level):
+            keys = [effect.key for effect in changed]
             yield from note_writes(self.target, keys, write, changes, makes=makes)
         else:
             yield from write
 
     # -- values ------------------------------------------------------------------------------------
 
-    def _apply_unread(self, frozen: Any, effect: _Effect, *, forced: bool) -> bool:
+    def _apply_unread(self, effect: _Effect) -> bool:
         """Apply the differences that need no read, and note the others. Returns whether anything changes."""
-        update = self.updates[frozen]
+        update = effect.update
         moved: list[DerivedRule] = []
-        for rule in effect.recomputed:
-            effect.of(rule)
         for rule, (removed, added) in effect.moves.items():
-            recomputes = forced or rule in effect.recomputed
-            blind = RECOMPUTE if recomputes else rule.aggregate.blind(removed, added)
+            blind = RECOMPUTE if rule in effect.recomputed else rule.aggregate.blind(removed, added)
             if blind is RECOMPUTE:
-                # A recomputation finds the first sources by an index, which takes no longer than a read.
-                self._note_inexact(rule, effect, recomputes=recomputes or rule.first is not None)
+                self._note_inexact(rule, effect)
             elif not blind.values:
                 continue
             else:
@@ -364,8 +368,9 @@ class _LevelUpdate:
         update.values.update(stamps_of(moved))
         return bool(moved)
 
-    def _note_inexact(self, rule: DerivedRule, effect: _Effect, *, recomputes: bool) -> None:
-        if recomputes:
+    def _note_inexact(self, rule: DerivedRule, effect: _Effect) -> None:
+        # A recomputation finds the first sources by an index, which takes no longer than a read.
+        if rule in effect.recomputed or rule.first is not None:
             self.recomputed.setdefault(rule, []).append(effect.key)
         else:
             self.unread.setdefault(rule, []).append(effect)
@@ -375,12 +380,11 @@ class _LevelUpdate:
         stored = yield from self._read()
         for rule, effects in self.unread.items():
             for effect in effects:
-                frozen = freeze(effect.key)
-                values = _values_after(rule.aggregate, stored.get(frozen), *effect.of(rule))
+                values = _values_after(rule.aggregate, stored.get(freeze(effect.key)), *effect.of(rule))
                 if values is None:
-                    self._note_inexact(rule, effect, recomputes=True)
+                    self.recomputed.setdefault(rule, []).append(effect.key)
                 else:
-                    self.updates[frozen].values.update(literals(values))
+                    effect.update.values.update(literals(values))
 
     def _read(self) -> Plan[dict[Any, Raw]]:
         """Read what targets hold for rules whose difference needs it."""
@@ -391,18 +395,18 @@ class _LevelUpdate:
         rows = yield from find(target.collection, target.filter_for_keys(keys), shown)
         return {freeze(target.key_of(each)): each for each in rows}
 
-    def _recomputations(self) -> list[tuple[list[DerivedRule], list[Any]]]:
-        """Return the rules that are recomputed for the same targets together, with these."""
-        groups: dict[tuple[Any, ...], tuple[list[DerivedRule], list[Any]]] = {}
+    def _recompute(self) -> Plan[None]:
+        """Recompute targets by some rules; those that are recomputed for the same targets together."""
+        together: dict[tuple[Any, ...], list[DerivedRule]] = {}
         for rule, keys in self.recomputed.items():
-            groups.setdefault(tuple(map(freeze, keys)), ([], keys))[0].append(rule)
-        return list(groups.values())
-
-    def _recompute(self, rules: Sequence[DerivedRule], keys: Sequence[Any]) -> Plan[None]:
-        for frozen, values in (yield from aggregate_values(rules, keys)).items():
-            for rule in rules:
-                yield from self._leave_out_unfit(rule, self.effects[frozen], values)
-            self.updates[frozen].values.update(literals(values))
+            together.setdefault(tuple(map(freeze, keys)), []).append(rule)
+        for rules in together.values():
+            values = yield from aggregate_values(rules, self.recomputed[rules[0]])
+            for frozen, own in values.items():
+                effect = self.effects[frozen]
+                for rule in rules:
+                    yield from self._leave_out_unfit(rule, effect, own)
+                effect.update.values.update(literals(own))
 
     def _leave_out_unfit(self, rule: DerivedRule, effect: _Effect, values: Values) -> Plan[None]:
         """Refuse a value that its field could not hold, if this write makes it so.
@@ -420,23 +424,23 @@ class _LevelUpdate:
 
     # -- storing -----------------------------------------------------------------------------------
 
-    def _store(self, changed: Sequence[Any]) -> Plan[None]:
-        stored = yield from store_derived(self.target, [self.updates[frozen] for frozen in changed])
+    def _store(self, changed: Sequence[_Effect]) -> Plan[None]:
+        stored = yield from store_derived(self.target, [effect.update for effect in changed])
         if stored.matched < len(changed):
             # Some targets do not exist (yet): a concurrent insert of one must conflict with this transaction.
-            yield from guard(self.target.collection, [self.effects[frozen].key for frozen in changed])
+            yield from guard(self.target.collection, [effect.key for effect in changed])
 
-    def _store_groups(self, changed: Sequence[Any]) -> Plan[None]:
+    def _store_groups(self, changed: Sequence[_Effect]) -> Plan[None]:
         """Make the documents of groups whose first source arrived, and remove those whose last left."""
         target, group = self.target, self.target.rules.group
         shrinking = []
-        for frozen in changed:
-            removed, added = map(len, self.effects[frozen].of(group))
+        for effect in changed:
+            removed, added = map(len, effect.of(group))
             if removed > added:
-                shrinking.append(self.effects[frozen].key)
+                shrinking.append(effect.key)
             if self.level == group.level and added > 0:
-                self.updates[frozen].blank = group.blank()
-        stored = yield from store_derived(target, [self.updates[frozen] for frozen in changed])
+                effect.update.blank = group.blank()
+        stored = yield from store_derived(target, [effect.update for effect in changed])
         if stored.made and copies_in(target):
             yield from self._fill_copies(stored.made)
         if shrinking:

@@ -86,11 +86,10 @@ class _OfField(Pattern):
             # In a rollup the source is known, so the first argument is the field.
             source, field = None, source
         relation = relation_of(place, graph, source, self.by, self.where, self.to)
-        found = _operand(place, relation, field, several=isinstance(self, Collect))
-        aggregate = self._aggregate(place, found)
-        return DerivedRule(place, relation, aggregate, self, unit=found.unit)
+        operand, shape, unit = _operand(place, relation, field, several=isinstance(self, Collect))
+        return DerivedRule(place, relation, self._aggregate(place, operand, shape), self, unit=unit)
 
-    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+    def _aggregate(self, place: Place, operand: Operand, shape: Shape | None) -> Aggregate:
         raise NotImplementedError  # pragma: no cover
 
 
@@ -98,21 +97,21 @@ class _OfField(Pattern):
 class Sum(_OfField):
     """The sum of `field`, or of an expression, over the documents that refer to this one."""
 
-    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+    def _aggregate(self, place: Place, operand: Operand, shape: Shape | None) -> Aggregate:
         _require_type(place, (int, float, decimal.Decimal), "a sum is an int, a float or a Decimal")
-        _require_numbers(place, found)
-        return NumberSum(target_field(place), found.operand)
+        _require_numbers(place, operand, shape)
+        return NumberSum(target_field(place), operand)
 
 
 @dataclass(frozen=True)
 class Average(_OfField):
     """The average of `field`; None where there is nothing to average."""
 
-    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+    def _aggregate(self, place: Place, operand: Operand, shape: Shape | None) -> Aggregate:
         _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
-        _require_numbers(place, found)
+        _require_numbers(place, operand, shape)
         require_optional(place)
-        return NumberAverage(target_field(place), found.operand)
+        return NumberAverage(target_field(place), operand)
 
 
 @dataclass(frozen=True)
@@ -121,16 +120,10 @@ class Min(_OfField):
 
     operator: ClassVar[str] = "$min"
 
-    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+    def _aggregate(self, place: Place, operand: Operand, shape: Shape | None) -> Aggregate:
         require_optional(place)
-        own, shape = place.field.shape, found.shape
-        if shape is not None and {shape.kind, own.kind} == {"scalar"} and shape.python is not own.python:
-            raise DeclarationError(
-                f"{place.label} is a {own.name}, but {found.operand.label} is a {shape.name}; "
-                "declare the same",
-                code="maintained-type",
-            )
-        return Extreme(target_field(place), found.operand, self.operator)
+        _require_same(place, place.field.shape, operand, shape)
+        return Extreme(target_field(place), operand, self.operator)
 
 
 @dataclass(frozen=True)
@@ -155,24 +148,18 @@ class Collect(_OfField):
             )
         return super().bind(place, graph)
 
-    def _aggregate(self, place: Place, found: _Operand) -> Aggregate:
+    def _aggregate(self, place: Place, operand: Operand, shape: Shape | None) -> Aggregate:
         check_whole_number(place, "size", self.size, COLLECT_SIZE_MAX)
-        own, shape = place.field.shape, found.shape
+        own = place.field.shape
         if own.kind not in ARRAYS or own.optional:
             raise DeclarationError(
                 f"{place.label} is a {own.name}; the values that it collects are a list, which may be empty: "
                 "list[…]",
                 code="maintained-type",
             )
-        held = own.items[0] if own.items else None
-        scalars = held is not None and shape is not None and {held.kind, shape.kind} == {"scalar"}
-        if scalars and held is not None and shape is not None and held.python is not shape.python:
-            raise DeclarationError(
-                f"{place.label} is a list of {held.name}, but {found.operand.label} is a {shape.name}; "
-                "declare the same",
-                code="maintained-type",
-            )
-        return DistinctValues(target_field(place), found.operand, self.size)
+        if own.items:
+            _require_same(place, own.items[0], operand, shape, of="list of ")
+        return DistinctValues(target_field(place), operand, self.size)
 
 
 @dataclass(frozen=True)
@@ -195,20 +182,13 @@ class Formula(Pattern):
 # -- what is computed from a source -----------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Operand:
-    """What a declaration is computed from; `shape` is None for an expression."""
+def _operand(
+    place: Place, relation: Relation, field: Any, *, several: bool
+) -> tuple[Operand, Shape | None, tuple[str, ...]]:
+    """Return what a declaration is computed from, its declared type, and the arrays to take apart.
 
-    operand: Operand
-    shape: Shape | None
-    # The arrays that hold both it and the key, so that each element contributes by itself.
-    unit: tuple[str, ...] = ()
-
-
-def _operand(place: Place, relation: Relation, field: Any, *, several: bool) -> _Operand:
-    """Return what a declaration is computed from.
-
-    With `several`, a source may contribute all values of an array.
+    An expression has no type. Of the arrays that hold both the value and the key each element contributes by
+    itself. With `several`, a source may contribute all values of an array.
     """
     codec, model = relation.source.codec, relation.source.model.__name__
     label = f"{model}.{field}"
@@ -217,7 +197,7 @@ def _operand(place: Place, relation: Relation, field: Any, *, several: bool) -> 
         require_known_names(expression, codec, place.label)
         references = field_references(expression)
         reads = None if references is None else frozenset(references)
-        return _Operand(Operand(expression, None, reads, label=label), None)
+        return Operand(expression, None, reads, label=label), None, ()
     if not isinstance(field, str):
         raise DeclarationError(
             f"{place.label} needs the field of {model} that it is computed from", code="source-field-missing"
@@ -225,7 +205,7 @@ def _operand(place: Place, relation: Relation, field: Any, *, several: bool) -> 
     path = resolve(codec, field, place.label, "source-field-missing")
     operand = Operand(f"${path.stored}", getter(path.stored), frozenset({path.stored}), path.stored, label)
     if not path.in_array:
-        return _Operand(operand, path.shape)
+        return operand, path.shape, ()
     if several and not relation.match.arrays:
         if sum(step.array for step in path.steps) > 1:
             raise DeclarationError(
@@ -234,10 +214,9 @@ def _operand(place: Place, relation: Relation, field: Any, *, several: bool) -> 
                 code="source-field-in-array",
             )
         steps = path.steps
-        read = operand._replace(read=lambda raw: list(values_at(raw, steps)), path="")
-        return _Operand(read, path.shape)
+        return operand._replace(read=lambda raw: list(values_at(raw, steps)), path=""), path.shape, ()
     _require_same_array(place, relation, path)
-    return _Operand(operand, path.shape, relation.match.arrays)
+    return operand, path.shape, relation.match.arrays
 
 
 def _require_same_array(place: Place, relation: Relation, path: Path) -> None:
@@ -266,9 +245,19 @@ def _require_type(place: Place, allowed: tuple[type, ...], rule: str) -> None:
         raise DeclarationError(f"{place.label} is a {shape.name}; {rule}", code="maintained-type")
 
 
-def _require_numbers(place: Place, found: _Operand) -> None:
+def _require_same(place: Place, held: Shape, operand: Operand, shape: Shape | None, *, of: str = "") -> None:
+    """Refuse two plain types that differ; of an expression nothing is known."""
+    if shape is None or {shape.kind, held.kind} != {"scalar"} or shape.python is held.python:
+        return
+    raise DeclarationError(
+        f"{place.label} is a {of}{held.name}, but {operand.label} is a {shape.name}; declare the same",
+        code="maintained-type",
+    )
+
+
+def _require_numbers(place: Place, operand: Operand, shape: Shape | None) -> None:
     """Refuse to sum what is not a number, and a field that cannot hold the sum."""
-    shape, own, origin = found.shape, place.field.shape, found.operand.label
+    own, origin = place.field.shape, operand.label
     if shape is None or shape.kind in ("any", "union", "custom"):
         return
     if shape.kind == "enum" and issubclass(shape.python, int):
