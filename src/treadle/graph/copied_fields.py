@@ -315,12 +315,15 @@ class CopiedFields(Aggregate):
         strangers = [part for _, part in self._snapshots_in(cards or {})]
         passing = [self._snapshots_in(each) for each in between]
         slots = [slot for slot in self.on.slots(before, self.path) if slot.key is not None]
-        for slot in [slot for slot in slots if not self._is_settled(before, slot, held, renewed)]:
+        unsettled = [slot for slot in slots if not self._is_settled(before, slot, held, renewed)]
+        for slot in unsettled:
             holder, key = holder_of(before, slot.path), freeze(slot.key)
             mine = self._snapshot_part(holder.get(self.name))
             if not self._is_filled(holder):
                 self._put_back(holder, held.get(key, []))
-            elif any(same(mine, each) for each in strangers) or self._is_anothers(mine, key, passing):
+            elif _position(strangers, partial(same, mine)) is not None or self._is_anothers(
+                mine, key, passing
+            ):
                 holder.pop(self.name)
 
     def _snapshots_in(self, cards: Raw) -> list[tuple[Frozen, list[Any]]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
@@ -26,7 +27,7 @@ from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.filters import parse_condition
 from treadle.query.keys import GroupField, Key, group_key
-from treadle.query.paths import model_of, overlap, resolve
+from treadle.query.paths import Path, model_of, overlap, resolve
 from treadle.query.windows import Unit, Window, is_timezone
 
 _DAY = dt.timedelta(days=1)
@@ -49,49 +50,42 @@ class _Sized(_Windowed):
     size: int = 1
 
 
-@dataclass(frozen=True)
 class Minute(_Sized):
     """The minute of a date, or `size` of them: `Minute("at", size=15)` cuts each hour in four."""
 
     unit: ClassVar[Unit] = "minute"
 
 
-@dataclass(frozen=True)
 class Hour(_Sized):
     """The hour of a date, or `size` of them, from the full hour on the clock of the time zone."""
 
     unit: ClassVar[Unit] = "hour"
 
 
-@dataclass(frozen=True)
 class Day(_Windowed):
     """The day of a date, from midnight to midnight in the time zone."""
 
     unit: ClassVar[Unit] = "day"
 
 
-@dataclass(frozen=True)
 class Week(_Windowed):
     """The week of a date, which begins on Monday in the time zone."""
 
     unit: ClassVar[Unit] = "week"
 
 
-@dataclass(frozen=True)
 class Month(_Windowed):
     """The month of a date, in the time zone."""
 
     unit: ClassVar[Unit] = "month"
 
 
-@dataclass(frozen=True)
 class Quarter(_Windowed):
     """The quarter of a date, from the first of January, April, July or October, in the time zone."""
 
     unit: ClassVar[Unit] = "quarter"
 
 
-@dataclass(frozen=True)
 class Year(_Windowed):
     """The year of a date, in the time zone."""
 
@@ -171,48 +165,44 @@ class RollupRule(GroupRule):
             )
 
 
+def _refusal(place: Place, text: str) -> DeclarationError:
+    return DeclarationError(f"{place.label} {text}", code="rollup-keys")
+
+
 def _parts(place: Place, source: ModelEntry, keys: Mapping[str, str | _Windowed | Total]) -> list[GroupField]:
     if not isinstance(keys, Mapping) or not keys:
-        raise DeclarationError(
-            f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",
-            code="rollup-keys",
-        )
+        raise _refusal(place, "needs keys=, such as keys={'shop': 'shop_id', 'day': Day('created_at')}")
     return [_part(place, source, name, origin) for name, origin in keys.items()]
 
 
 def _part(place: Place, source: ModelEntry, name: Any, origin: Any) -> GroupField:
     """Return one value that the sources of a group have in common."""
     if not isinstance(name, str) or not isinstance(origin, (str, _Windowed, Total)):
-        raise DeclarationError(
-            f"{place.label} has keys={{{name!r}: {origin!r}}}; a key is a field of "
-            f"{source.model.__name__} by its name, or a window of one: Minute, Hour, Day, Week, Month, "
-            "Quarter or Year; or Total",
-            code="rollup-keys",
-        )
+        text = f"has keys={{{name!r}: {origin!r}}}; a key is a field of {source.model.__name__} by its name, "
+        kinds = "or a window of one: Minute, Hour, Day, Week, Month, Quarter or Year; or Total"
+        raise _refusal(place, text + kinds)
     own = resolve(place.owner, name, place.label, "rollup-keys")
     if isinstance(origin, Total):
-        if not isinstance(origin.name, str) or own.shape.python is not str or own.in_array:
-            raise DeclarationError(
-                f"{place.label} has a Total as its key {name!r}, which is a str that has a name",
-                code="rollup-keys",
-            )
-        # An id is what each source has, and what never changes.
-        return GroupField(own.stored, "_id", constant=origin.name)
+        return _total(place, own, origin)
     path = origin if isinstance(origin, str) else origin.field
     other = resolve(source.codec, path, place.label, "source-field-missing")
     for each, of in ((own, place.entry), (other, source)):
         if each.in_array:
-            raise DeclarationError(
-                f"{place.label} has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
-                "a document belongs to one group only",
-                code="rollup-keys",
-            )
-    window = None if isinstance(origin, str) else _window(place, name, origin)
-    if window is None:
+            text = f"has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
+            raise _refusal(place, f"{text}a document belongs to one group only")
+    if isinstance(origin, str):
         _check_type(place, name, own.shape, other.shape, path)
-    else:
-        _check_window(place, name, own.shape, other.shape, path, window)
+        return GroupField(own.stored, other.stored, None, own.shape.optional)
+    window = _window(place, name, origin)
+    _check_window(place, name, own.shape, other.shape, path, window)
     return GroupField(own.stored, other.stored, window, own.shape.optional)
+
+
+def _total(place: Place, own: Path, origin: Total) -> GroupField:
+    if not isinstance(origin.name, str) or own.shape.python is not str or own.in_array:
+        raise _refusal(place, f"has a Total as its key {own.python!r}, which is a str that has a name")
+    # An id is what each source has, and what never changes.
+    return GroupField(own.stored, "_id", constant=origin.name)
 
 
 # Sizes that a larger unit is made of, so that each hour and each day begins with a window.
@@ -227,11 +217,8 @@ def _window(place: Place, name: str, declared: _Windowed) -> Window:
         return Window(declared.unit, declared.timezone)
     size, sizes = declared.size, SIZES[declared.unit]
     if type(size) is not int or size not in sizes:
-        raise DeclarationError(
-            f"{place.label} has a window as its key {name!r} with size={size!r}; windows of "
-            f"{declared.unit}s have one of the sizes {', '.join(map(str, sizes))}",
-            code="rollup-keys",
-        )
+        text = f"has a window as its key {name!r} with size={size!r}; windows of {declared.unit}s have "
+        raise _refusal(place, f"{text}one of the sizes {', '.join(map(str, sizes))}")
     return Window(declared.unit, declared.timezone, size)
 
 
@@ -241,33 +228,21 @@ _VAGUE = frozenset({"any", "union", "custom"})
 
 def _check_window(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window) -> None:
     if not is_timezone(window.timezone):
-        raise DeclarationError(
-            f"{place.label} has the unknown time zone {window.timezone!r} in its key {name!r}; "
-            "write one such as 'Europe/Berlin'",
-            code="rollup-keys",
-        )
+        text = f"has the unknown time zone {window.timezone!r} in its key {name!r}; "
+        raise _refusal(place, f"{text}write one such as 'Europe/Berlin'")
     for shape, where in ((own, f"{place.label}.{name}"), (other, path)):
         if shape.kind not in _VAGUE and shape.python not in (dt.datetime, dt.date):
-            raise DeclarationError(
-                f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
-                code="rollup-keys",
-            )
+            raise _refusal(place, f"has a window as its key {name!r}, but {where} is not a datetime")
     if own.python is dt.date and (window.length < _DAY or not window.utc):
-        raise DeclarationError(
-            f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
-            "declare a datetime",
-            code="rollup-keys",
-        )
+        text = f"has a date as its key {name!r}, which cannot hold the first instant of this window; "
+        raise _refusal(place, f"{text}declare a datetime")
 
 
 def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str) -> None:
     same_kind = own.kind == other.kind and own.python is other.python
     if not same_kind and not {own.kind, other.kind} & _VAGUE:
-        raise DeclarationError(
-            f"{place.label}.{name} is a {own.name}, but the source's {path!r} is a {other.name}; "
-            "declare the same type",
-            code="rollup-keys",
-        )
+        text = f"has the key {name!r}, a {own.name}, but the source's {path!r} is a {other.name}; "
+        raise _refusal(place, f"{text}declare the same type")
 
 
 def _check_identity(place: Place, key: Key) -> None:
@@ -275,21 +250,14 @@ def _check_identity(place: Place, key: Key) -> None:
     is_id = key.fields == ["_id"]
     about = [path for path in key.fields if path == "_id" or path.startswith("_id.")]
     if about and not is_id:
-        raise DeclarationError(
-            f"{place.label} has {about[0]!r} among several keys; either the one key is the id "
-            "(keys={'id': 'category'}), or all keys are plain fields",
-            code="rollup-keys",
-        )
-    for number, path in enumerate(key.fields):
-        if any(overlap(path, other) for other in key.fields[number + 1 :]):
-            raise DeclarationError(f"{place.label} has the key {path!r} twice", code="rollup-keys")
-    shape = place.entry.ids.shape
-    if not is_id and getattr(shape.python, "__name__", "") != "ObjectId":
-        raise DeclarationError(
-            f"{place.label} declares an id of its own, but its documents are made by their keys; leave the "
-            "id out, or make it the key: keys={'id': …}",
-            code="rollup-keys",
-        )
+        text = f"has {about[0]!r} among several keys; either the one key is the id "
+        raise _refusal(place, f"{text}(keys={{'id': 'category'}}), or all keys are plain fields")
+    for one, other in combinations(key.fields, 2):
+        if overlap(one, other):
+            raise _refusal(place, f"has the key {one!r} twice")
+    if not is_id and getattr(place.entry.ids.shape.python, "__name__", "") != "ObjectId":
+        text = "declares an id of its own, but its documents are made by their keys; leave the id out, "
+        raise _refusal(place, f"{text}or make it the key: keys={{'id': …}}")
 
 
 def _unfilled(codec: Codec[Any], prefix: str, maintained: Sequence[str]) -> Iterator[str]:
