@@ -48,8 +48,9 @@ def copy_sources(entry: ModelEntry, ids: Sequence[Any], changes: Changes) -> Pla
 
 def upgrade_targets(rule: DerivedRule, keys: Sequence[Any], changes: Changes) -> Plan[None]:
     """Store as current ones the outdated targets of sources that an update of copies would miss or spoil."""
-    writes = None if formula_stages(rule.target) else [rule.path]
-    yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes, writes)
+    if rule.target.versions.may_change:
+        writes = None if formula_stages(rule.target) else [rule.path]
+        yield from upgrade_matching_upgraded(rule.target, rule.targets_of(keys), changes, writes)
 
 
 def read_cards(rule: DerivedRule, keys: Sequence[Any], *, written: bool = False) -> Plan[dict[Any, Any]]:

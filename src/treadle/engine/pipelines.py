@@ -84,7 +84,8 @@ class Derivation:
 
 def derivation(entry: ModelEntry) -> Derivation:
     """Return the derivation of a model, made once."""
-    return entry.rules.memo(Derivation, lambda: Derivation(entry))
+    made: Derivation | None = entry.rules.facts.get(Derivation)
+    return entry.rules.memo(Derivation, lambda: Derivation(entry)) if made is None else made
 
 
 def update_pipeline(target: ModelEntry, first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:

@@ -31,7 +31,6 @@ from treadle.engine.references import follow_own
 from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import InvalidValue, PartlyDone, UsageError
 from treadle.graph.changes import NOT_READ, Changes
-from treadle.graph.derived import aggregates_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.operations import Returns
 from treadle.graph.write import ChunkedWrite, CommitNeeded, Selector, Write
@@ -192,7 +191,7 @@ class Update(_Update, Write[D | None]):
             or self._by_attribute
             or self.returns == "before"
             or entry.versions.is_versioned
-            or bool(aggregates_of(entry))
+            or bool(derivation(entry).fed)
             # What refers to it by an alternate key that it had must be found by that.
             or any(each.paths.alternate_keys for each in entry.kinds.related)
             or any(rule.needs_before or changes.joined for each in entry.kinds.related for rule in each.rules)

@@ -27,7 +27,8 @@ class RuleSet:
     # Rules are defined above models (a rule has a target and a source), hence `Any`; `of_type` is typed.
     def __init__(self, rules: Iterable[Any] = ()) -> None:
         self._rules = [*rules]
-        self._memo: dict[Hashable, Any] = {}
+        # What follows from the rules, by what asked for it.
+        self.facts: dict[Hashable, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rules)
@@ -37,15 +38,15 @@ class RuleSet:
 
     def add(self, rule: Any) -> None:
         self._rules.append(rule)
-        self._memo.clear()
+        self.facts.clear()
 
     def of_type(self, kind: type[R], maintain: Maintain | None = None) -> list[R]:
         """Return the rules of a class; those maintained in one way, if asked."""
         key = kind, maintain
-        if key not in self._memo:
+        if key not in self.facts:
             rules = [each for each in self._rules if maintain is None or each.maintain == maintain]
-            self._memo[key] = [each for each in rules if isinstance(each, kind)]
-        chosen: list[R] = self._memo[key]
+            self.facts[key] = [each for each in rules if isinstance(each, kind)]
+        chosen: list[R] = self.facts[key]
         return chosen
 
     def implementing(self, method: str) -> list[Any]:
@@ -55,9 +56,9 @@ class RuleSet:
     def memo(self, key: Hashable, make: Callable[[], R]) -> R:
         """Return what follows from these rules, made when it is first asked for."""
         try:
-            made: R = self._memo[key]
+            made: R = self.facts[key]
         except KeyError:
-            made = self._memo[key] = make()
+            made = self.facts[key] = make()
         return made
 
 
