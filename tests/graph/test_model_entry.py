@@ -1,6 +1,6 @@
 """What a model of a Store knows of itself: its ids, kinds, rules, owned paths and the effects of its writes.
 
-Covers: graph/ids, graph/kinds, graph/levels, graph/owned, graph/rule_set
+Covers: graph/kinds, graph/levels, graph/owned
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bson import ObjectId
 from pymongo import MongoClient
 
 from treadle import Count, Day, Document, Formula, Rollup, Store, UsageError
-from treadle.graph.rule_set import RuleSet
+from treadle.graph.model_entry import RuleSet
 
 
 class Line(Document, collection="lines"):

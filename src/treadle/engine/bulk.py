@@ -93,16 +93,12 @@ class Chunk(Write[list[Any]]):
 
     def __init__(self, graph: Graph, writes: Sequence[Write[Any]]) -> None:
         self._graph = graph
-        self._writes = list(writes)
-        self.entry = self._writes[0].entry
+        self.parts = writes
+        self.entry = writes[0].entry
         self.races = any(write.races for write in writes)
 
-    @property
-    def parts(self) -> list[Write[Any]]:
-        return self._writes
-
     def apply(self, changes: Changes) -> Plan[list[Any]]:
-        merged, outcomes = merge(self._writes), []
+        merged, outcomes = merge(self.parts), []
         for write, parts in merged:
             if isinstance(write, ChunkedWrite):
                 yield from _require_few(write)

@@ -115,7 +115,7 @@ class _Delete:
             aggregates_of(entry)
             or restricting(entry)
             or any(rule.on_delete != "keep" for rule in copies_of(entry))
-            or any(derivation(each).records for each in entry.kinds.related)
+            or derivation(entry).is_recorded
             or _acts_on_deletions(entry)
             or _upgrade_changes_date(entry)
         )

@@ -22,10 +22,9 @@ from treadle.engine.target_updates import TargetUpdate, literals, store_derived
 from treadle.errors import DataError
 from treadle.graph.changes import Changes, load_images
 from treadle.graph.derived import DerivedRule, FormulaRule, LocalRule
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import Maintain, ModelEntry
 from treadle.graph.quarantine import set_aside
 from treadle.graph.rule import REVISION, Rule
-from treadle.graph.rule_set import Maintain
 from treadle.graph.scope import Failed, Image
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_many

@@ -35,7 +35,7 @@ from treadle.graph.rule import Rule
 from treadle.graph.write import Write
 from treadle.model.bson_types import RESERVED, check_batch, require_encodable
 from treadle.model.document import Document
-from treadle.model.lazy_id import ReservedId, publish_ids, reserve_id
+from treadle.model.lazy_id import ReservedId, reserve_id
 from treadle.plan import (
     Call,
     Plan,
@@ -69,12 +69,12 @@ class Insert(Write[list[D]]):
         derived = self._derived = derivation(entry)
         # No document refers to an id that is not visible yet, unless these refer to each other.
         reserves = not (entry.effects.is_plain or derived.among_themselves)
-        self._reserved: list[ReservedId | None] = [
+        self.reserved_ids: list[ReservedId | None] = [
             reserve_id(document) if reserves else None for document in self.documents
         ]
         self.raws, self._as_stored = self._encode()
         # Per document whether nothing can refer to it yet.
-        self._fresh = [reserved is not None for reserved in self._reserved]
+        self._fresh = [reserved is not None for reserved in self.reserved_ids]
         # By rule and frozen id what a caller passed along.
         ids = [freeze(raw["_id"]) for raw in self.raws] if given else []
         self._given = {rule: dict(zip(ids, each, strict=True)) for rule, each in (given or {}).items()}
@@ -83,7 +83,7 @@ class Insert(Write[list[D]]):
         """The documents to store, and as a later read will give them if Treadle maintains nothing in them."""
         entry, altered = self.entry, list[Any]()
         raws = dump_all(entry, self.documents, altered)
-        for raw, reserved in zip(raws, self._reserved, strict=True):
+        for raw, reserved in zip(raws, self.reserved_ids, strict=True):
             if reserved is not None:
                 raw["_id"] = reserved.value
         pairs = zip(self.documents, raws, strict=True)
@@ -219,9 +219,6 @@ class Insert(Write[list[D]]):
                 put(by_key[freeze(row["_id"])], path, value_at(row, path))
 
     # -- afterwards ----------------------------------------------------------------------------
-
-    def publish(self) -> list[Any]:
-        return publish_ids(self._reserved)
 
     def result(self, outcome: list[Raw]) -> list[D]:
         if not self.entry.paths.owned:

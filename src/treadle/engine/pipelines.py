@@ -73,6 +73,29 @@ class Derivation:
         owned = self._entry.paths.owned.items()
         return {path: own.on_write for path, own in owned if own.on_write and (is_new or not own.insert_only)}
 
+    # What follows concerns the models that some document may share with this one; itself among them.
+
+    @cached_property
+    def is_recorded(self) -> bool:
+        """Whether each write of a document is a state of its own to some rule."""
+        return any(derivation(each).records for each in self._entry.kinds.related)
+
+    @cached_property
+    def has_formulas(self) -> bool:
+        """Whether a write may be refused for what formulas make of it."""
+        return any(derivation(each).formulas for each in self._entry.kinds.related)
+
+    @cached_property
+    def needs_before(self) -> bool:
+        """Whether anything follows from what a document was before an update."""
+        related = self._entry.kinds.related
+        return (
+            bool(self.fed)
+            # What refers to it by an alternate key that it had must be found by that.
+            or any(each.paths.alternate_keys for each in related)
+            or any(rule.needs_before for each in related for rule in each.rules)
+        )
+
     @cached_property
     def followed(self) -> bool:
         """Whether something follows from each insert, whatever it holds."""

@@ -117,14 +117,10 @@ class _Update:
             afters = yield from write(keys, outdated)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
-        if not self.is_exact or _has_formulas(entry):
+        if not self.is_exact or derivation(entry).has_formulas:
             yield from require_valid(entry, befores, final, changes)
         yield from changes.add(entry, zip(befores, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
-
-
-def _has_formulas(entry: ModelEntry) -> bool:
-    return any(derivation(each).formulas for each in entry.kinds.related)
 
 
 # -- one document ----------------------------------------------------------------------------------
@@ -191,11 +187,13 @@ class Update(_Update, Write[D | None]):
             or self._by_attribute
             or self.returns == "before"
             or entry.versions.is_versioned
-            or bool(derivation(entry).fed)
-            # What refers to it by an alternate key that it had must be found by that.
-            or any(each.paths.alternate_keys for each in entry.kinds.related)
-            or any(rule.needs_before or changes.joined for each in entry.kinds.related for rule in each.rules)
+            or derivation(entry).needs_before
+            or (changes.joined and self._has_rules)
         )
+
+    @property
+    def _has_rules(self) -> bool:
+        return any(each.rules for each in self.entry.kinds.related)
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
@@ -221,8 +219,7 @@ class Update(_Update, Write[D | None]):
 
     def _update_unread(self, changes: Changes) -> Plan[Raw | None]:
         """Update a document of which only copies are made, so that nothing follows from what it was."""
-        recorded = any(each.rules for each in self.entry.kinds.related)
-        sets = None if recorded else _plain_sets(self.update)
+        sets = None if self._has_rules else _plain_sets(self.update)
         with self._translated():
             raw = yield from self._find_and_update(self.filter, after=sets is None)
         if raw is None:
@@ -295,7 +292,7 @@ def merges_single(first: Any, other: Any) -> bool:
 
 def merges_by_id(entry: ModelEntry) -> bool:
     """Whether writes of single documents can be one: each is no state of its own to any rule."""
-    return not (entry.versions.is_versioned or any(derivation(each).records for each in entry.kinds.related))
+    return not (entry.versions.is_versioned or derivation(entry).is_recorded)
 
 
 def _plain_sets(update: Any) -> Raw | None:

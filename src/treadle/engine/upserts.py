@@ -47,6 +47,7 @@ class Upsert(Write[Upserted[D]]):
         by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.ids.encode(filter)}
         self._update: Update[D] = Update(entry, by_filter, update)
         self.insert: Insert[D] = Insert(inserted, [insert])
+        self.reserved_ids = self.insert.reserved_ids
         # An assignment to a field is not validated by itself.
         require_readable(inserted, self.insert.raws[0], "this would store")
         # The new document must be unique among those of its own kind.
@@ -60,9 +61,6 @@ class Upsert(Write[Upserted[D]]):
     def targets(self) -> frozenset[Hashable]:
         return self._update.targets | self.insert.targets
 
-    def publish(self) -> list[Any]:
-        return self.insert.publish() if self.created else []
-
     def _upsert_alone(self, update: Plan[Raw | None], insert: Plan[list[Raw]]) -> Plan[Raw]:
         raw = yield from update
         self.created = raw is None
@@ -72,11 +70,10 @@ class Upsert(Write[Upserted[D]]):
 
     def apply(self, changes: Changes) -> Plan[Raw]:
         matches = yield from find_matching(self.entry, self._update.filter, limit=1)
-        before = matches[0] if matches else None
-        self.created = before is None
         raw: Raw | None = None
-        if before is not None:
-            raw = yield from self._update.update_document(before, changes)
+        if matches:
+            raw = yield from self._update.update_document(matches[0], changes)
+        self.created = raw is None
         if raw is None:
             (raw,) = yield from self.insert.apply(changes)
         return raw

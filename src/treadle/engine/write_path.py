@@ -40,6 +40,7 @@ from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import around
 from treadle.graph.rule import REVISION, Due, Rule
 from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
+from treadle.model.lazy_id import publish_ids
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, is_inside, server_facts, share, transact, update_many
 from treadle.plan.capabilities import Capabilities
@@ -88,7 +89,7 @@ class WritePath:
     def _require_indexes(self, write: Write[Any]) -> Plan[None]:
         """Refuse a write that relies on a missing unique index, before anything is sent."""
         if self.index_check.pending:
-            yield from self.index_check.require(part.entry for part in write.parts)
+            yield from self.index_check.require(part.entry for part in write.parts or [write])
 
     def _execute(self, write: Write[R], alone: bool) -> Plan[R]:
         try:
@@ -123,9 +124,10 @@ class WritePath:
 
     def _published(self, write: Write[Any], outcome: Any) -> Plan[Any]:
         """The outcome, when the write's new ids are visible to others."""
-        for part in write.parts:
-            if (exposed := part.publish()) and not (yield from is_inside()):
-                outcome = yield from self._catch_up(part.entry, exposed, outcome, write.shows_document)
+        for part in write.parts or [write]:
+            known = publish_ids(part.reserved_ids)
+            if known and not (yield from is_inside()):
+                outcome = yield from self._catch_up(part.entry, known, outcome, write.shows_document)
         return outcome
 
     def _catch_up(self, entry: ModelEntry, ids: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:

@@ -1,8 +1,7 @@
-"""The Store's calls on arrays, counters and trees, and on what was before or is elsewhere.
+"""The rules that handles of the Store look up: arrays, counters, trees, former states, archives and links.
 
-A handle of the Store looks up the rule that the caller named, asks it for its
-calls, and runs the plans that these return. Rules are given the Store's
-`WritePath`; it is `Any` here, because its room comes after this one.
+A handle looks up the rule that the caller named, asks it for its calls, and
+runs the plans that these return.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from bson import ObjectId
 
@@ -19,18 +18,32 @@ from treadle.graph.layout import PageReader
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Finding, Report
 from treadle.graph.rule import Place, Rule
-from treadle.model.document import Document
 from treadle.plan import Plan
 
-D = TypeVar("D", bound=Document)
-D_co = TypeVar("D_co", bound=Document, covariant=True)
 Named = TypeVar("Named", bound="NamedRule")
-Called = TypeVar("Called", bound=Rule)
+Called = TypeVar("Called", bound="CalledRule")
 Sums: TypeAlias = Mapping[Any, Any]
 Children: TypeAlias = Literal["refuse", "subtree", "lift"]
 
 
-class NamedRule(Rule):
+class CalledRule(Rule):
+    """A rule whose calls a handle makes."""
+
+    # How the refusal of a model without such a rule ends, and its code.
+    undeclared: ClassVar[str] = ""
+    undeclared_code: ClassVar[str] = ""
+    # Returns the calls, given the Store's `WritePath`; what else it takes, a handle knows.
+    calls: Callable[..., Any]
+
+
+def rule_of(entry: ModelEntry, family: type[Called]) -> Called:
+    """Return the one rule of a family that a model has; else an error that says how to declare it."""
+    for rule in entry.rules.of_type(family):
+        return rule
+    raise UsageError(f"{entry.model.__name__} {family.undeclared}", code=family.undeclared_code)
+
+
+class NamedRule(CalledRule):
     """A rule that callers name by the Python path of its field."""
 
     noun = ""
@@ -49,49 +62,68 @@ class NamedRule(Rule):
     def name(self) -> str:
         return self.place.label.partition(".")[2]
 
-    @classmethod
-    def unknown(cls, asked: str, known: str) -> UsageError:
-        """The error that lists those that there are, and says how to declare one."""
-        raise NotImplementedError  # pragma: no cover
-
     def finding(self, key: Any, path: str, stored: Any, expected: Any) -> Finding:
         return Finding(self.pattern, self.target.model.__name__, key, path, stored, expected)
 
 
 def rule_named(entry: ModelEntry, family: type[Named], name: str) -> Named:
-    """The rule of a family that a caller named."""
+    """Return the rule of a family that a caller named."""
     rules = entry.rules.of_type(family)
     for rule in rules:
         if rule.name == name:
             return rule
     known = ", ".join(repr(rule.name) for rule in rules) or "none"
-    raise family.unknown(f"{entry.model.__name__} has no {family.noun.partition(' ')[2]} {name!r}", known)
-
-
-def rule_of(entry: ModelEntry, family: type[Called], how: str, *, code: str) -> Called:
-    """The one rule of a family that a model has; else an error that says how to declare it."""
-    for rule in entry.rules.of_type(family):
-        return rule
-    raise UsageError(f"{entry.model.__name__} {how}", code=code)
-
-
-# -- arrays ------------------------------------------------------------------------------------------
+    raise UsageError(
+        f"{entry.model.__name__} has no {family.noun.partition(' ')[2]} {name!r}; it has {known}: "
+        f"{family.undeclared}",
+        code=family.undeclared_code,
+    )
 
 
 class ArrayRule(NamedRule):
     """An array that is stored in several documents."""
 
     noun = "an outlier array"
+    undeclared = "declare it as Annotated[list[…], Outlier(limit=…, overflow=…)]"
+    undeclared_code = "array-unknown"
 
-    @classmethod
-    def unknown(cls, asked: str, known: str) -> UsageError:
-        return UsageError(
-            f"{asked}; it has {known}: declare it as Annotated[list[…], Outlier(limit=…, overflow=…)]",
-            code="array-unknown",
-        )
 
-    def calls(self, write_path: Any, id: Any) -> Any:
-        """The calls on the array of one document."""
+class HierarchyRule(CalledRule):
+    """A tree over the documents of a model."""
+
+    undeclared = (
+        'is no tree; declare it with tree=, such as tree=AncestorArray(parent="parent_id", '
+        'ancestors="ancestors")'
+    )
+    undeclared_code = "tree-undeclared"
+
+
+class PastRule(CalledRule):
+    """The states that the documents of a model had."""
+
+    undeclared = "keeps no history; declare it with history=History()"
+    undeclared_code = "history-undeclared"
+
+
+class MovingRule(CalledRule):
+    """Documents that move to another collection when they are old."""
+
+    undeclared = "has no archive; declare it with archive=Archive(…)"
+    undeclared_code = "archive-undeclared"
+
+    def archive(self, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
+        """Move what is old enough, at the pace of the report. Returns the number of documents."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class RelatingRule(CalledRule):
+    """Documents of one collection that name each other."""
+
+    undeclared = 'has no links; declare them with links=Links("links")'
+    undeclared_code = "links-undeclared"
+
+    def related(self, write_path: Any, id: Any, filter: Any, sort: Any, limit: int | None) -> PageReader[Any]:
+        """Return what reads a document and all that belongs to it."""
         raise NotImplementedError  # pragma: no cover
 
 
@@ -102,23 +134,14 @@ class CounterRule(NamedRule):
     """A number that is written some time after its events."""
 
     noun = "a counter"
+    undeclared = "declare it as Annotated[int, Approximate(every=…)]"
+    undeclared_code = "counter-unknown"
     # What it was declared with: where events wait, and until when.
     declared: Any
     # Ids of exactly this class need no validation.
     exact_key: type | None
-    # The sum of two amounts.
+    # Returns the sum of two amounts.
     plus: Callable[[Any, Any], Any]
-
-    @classmethod
-    def unknown(cls, asked: str, known: str) -> UsageError:
-        return UsageError(
-            f"{asked}; it has {known}: declare it as Annotated[int, Approximate(every=…)]",
-            code="counter-unknown",
-        )
-
-    def calls(self, write_path: Any) -> Any:
-        """The calls on this counter."""
-        raise NotImplementedError  # pragma: no cover
 
 
 @dataclass(slots=True)
@@ -148,87 +171,10 @@ class Waiting(Protocol):
         """Move all sums to `unfinished`."""
 
     def next_number(self) -> int:
-        """A number for the next batch or event of this writer; they only grow."""
+        """Return a number for the next batch or event of this writer; they only grow."""
 
     def divide(self, size: int) -> None:
         """Write what is unfinished in smaller chunks, under new numbers."""
 
     def pending(self) -> dict[Any, Any]:
-        """What is not known to be written, by key."""
-
-
-# -- trees ---------------------------------------------------------------------------------------------
-
-
-class HierarchyRule(Rule):
-    """A tree over the documents of a model."""
-
-    def calls(self, write_path: Any) -> Any:
-        """The calls on the tree."""
-        raise NotImplementedError  # pragma: no cover
-
-
-def hierarchy_of(entry: ModelEntry) -> HierarchyRule:
-    """The rule of a model's tree."""
-    example = 'tree=AncestorArray(parent="parent_id", ancestors="ancestors")'
-    how = f"is no tree; declare it with tree=, such as {example}"
-    return rule_of(entry, HierarchyRule, how, code="tree-undeclared")
-
-
-# -- former states -------------------------------------------------------------------------------------
-
-
-class PastRule(Rule):
-    """The states that the documents of a model had."""
-
-    def calls(self, write_path: Any, entry: ModelEntry) -> Any:
-        """The calls on former states, of the kind that is asked for."""
-        raise NotImplementedError  # pragma: no cover
-
-
-def past_of(entry: ModelEntry) -> PastRule:
-    """The rule that keeps a model's former states."""
-    how = "keeps no history; declare it with history=History()"
-    return rule_of(entry, PastRule, how, code="history-undeclared")
-
-
-# -- documents that are elsewhere ----------------------------------------------------------------------
-
-
-class RestoringRule(Rule):
-    """Documents that were taken away, and can be brought back."""
-
-    def restore(self, write_path: Any, id: Any) -> Plan[Any]:
-        """Bring a document back; the document, or None where it is not among those taken away."""
-        raise NotImplementedError  # pragma: no cover
-
-
-class MovingRule(RestoringRule):
-    """Documents that move to another collection when they are old."""
-
-    def archive(self, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
-        """Move what is old enough, at the pace of the report; how many documents."""
-        raise NotImplementedError  # pragma: no cover
-
-
-def moving_of(entry: ModelEntry) -> MovingRule:
-    """The rule that archives a model's documents."""
-    how = "has no archive; declare it with archive=Archive(…)"
-    return rule_of(entry, MovingRule, how, code="archive-undeclared")
-
-
-# -- documents that belong together --------------------------------------------------------------------
-
-
-class RelatingRule(Rule):
-    """Documents of one collection that name each other."""
-
-    def related(self, write_path: Any, id: Any, filter: Any, sort: Any, limit: int | None) -> PageReader[Any]:
-        """What reads a document and all that belongs to it."""
-        raise NotImplementedError  # pragma: no cover
-
-
-def relating_of(entry: ModelEntry) -> RelatingRule:
-    """The rule that keeps a model's links."""
-    how = 'has no links; declare them with links=Links("links")'
-    return rule_of(entry, RelatingRule, how, code="links-undeclared")
+        """Return what is not known to be written, by key."""

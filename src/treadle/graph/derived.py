@@ -21,10 +21,9 @@ from treadle.errors import DeclarationError
 from treadle.graph.aggregate import Aggregate, Ranked, SourceCount, TargetField, Values
 from treadle.graph.binding import sibling
 from treadle.graph.copied_fields import CopiedFields
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import Maintain, ModelEntry
 from treadle.graph.owned import Owned
 from treadle.graph.rule import STATE, Models, Place, Reads, Rule, Storage
-from treadle.graph.rule_set import Maintain
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw
 from treadle.query.expressions import field_references, filter_references, require_known_names

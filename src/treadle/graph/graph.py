@@ -18,10 +18,9 @@ from treadle.graph.derived import (
 )
 from treadle.graph.levels import find_effects, levels_of, set_levels
 from treadle.graph.limits import Limits
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import Maintain, ModelEntry, implements
 from treadle.graph.owned import NO_VALUE, Owned
 from treadle.graph.rule import CARRIED_OUT, NOTHING, TRANSACTIONS, Needs, Rule
-from treadle.graph.rule_set import Maintain, implements
 from treadle.graph.shards import Shards
 from treadle.graph.versions import VersionChain, WriteVersions
 from treadle.model.document import Document

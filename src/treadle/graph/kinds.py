@@ -19,9 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
 from treadle.graph.derived import FormulaRule
-from treadle.graph.model_entry import KindFamily, ModelEntry, ModelRules
+from treadle.graph.model_entry import Effects, KindFamily, ModelEntry, RuleSet
 from treadle.graph.rule import Models, Pattern, Place, Rule
-from treadle.graph.rule_set import Effects
 from treadle.graph.scope import ACTIVE, KIND, Condition, Scope, is_one_of
 from treadle.graph.store_codec import StoreCodec
 from treadle.graph.versions import MIGRATIONS, VersionChain, WriteVersions
@@ -234,7 +233,7 @@ def spread(graph: Models) -> None:
     owned = {entry: entry.paths.owned for entry in families}
     for entry in families:
         above, related = [*entry.kinds.above, entry], entry.kinds.related
-        entry.rules = ModelRules(_union(rules[each] for each in above), entry.rules.group)
+        entry.rules = RuleSet(_union(rules[each] for each in above), entry.rules.group)
         entry.effects = Effects(_union(effects[each] for each in related))
         entry.paths.owned = {path: one for each in above for path, one in owned[each].items()}
         entry.paths.owned_in_collection = {path: one for each in related for path, one in owned[each].items()}

@@ -19,9 +19,8 @@ from treadle.graph.derived import (
     copies_in,
     copies_of,
 )
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import ModelEntry, implements
 from treadle.graph.rule import Rule
-from treadle.graph.rule_set import implements
 from treadle.query.paths import overlap, plain
 
 

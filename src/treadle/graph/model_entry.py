@@ -1,28 +1,36 @@
-"""One model of a Store, with all that plans need to know about it."""
+"""One model of a Store, with all that plans need to know about it: its documents, ids, kinds and rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from inspect import isawaitable
+from typing import Any, Generic, Literal, TypeAlias
 
+from bson import ObjectId
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
-from treadle.errors import DeclarationError
-from treadle.graph.ids import IdCodec
+from treadle.errors import DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.owned import ModelPaths
-from treadle.graph.rule_set import Effects, RuleSet
 from treadle.graph.scope import Scope
 from treadle.graph.versions import VersionChain
+from treadle.model.bson_types import refuse_unsendable, to_bson, too_deep
 from treadle.model.codec import Codec, codec_of
 from treadle.model.document import Document
+from treadle.model.shape import Shape, field_shape
+from treadle.model.text import quote
 from treadle.plan import Raw, by_id
 from treadle.query.field_paths import FieldPaths
+from treadle.query.paths import ARRAYS
 
+Maintain: TypeAlias = Literal["write", "stream", "schedule"]
 # `ModelEntry` alone is a model of any class.
 D = TypeVar("D", bound=Document, default=Any)
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ModelEntry(Generic[D]):
@@ -51,7 +59,7 @@ class ModelEntry(Generic[D]):
         self.paths = ModelPaths(FieldPaths(self.codec))
         self.kinds = Kinds(self)
         # What is declared here and on the kinds above.
-        self.rules = ModelRules()
+        self.rules = RuleSet()
         # What is derived from documents of this model.
         self.effects = Effects()
         # How documents are stored and called; None where they are stored one by one.
@@ -103,13 +111,82 @@ class ModelEntry(Generic[D]):
         return targets
 
 
-class ModelRules(RuleSet):
-    """The rules of a model."""
+# -- rules --------------------------------------------------------------------------------------------
 
+
+def default(method: F) -> F:
+    """Mark a method of the interface that means nothing unless a rule overrides it."""
+    method.is_default = True  # type: ignore[attr-defined]
+    return method
+
+
+def implements(rule: object, method: str) -> bool:
+    """Whether a rule overrides a method of the interface."""
+    return not getattr(getattr(type(rule), method), "is_default", False)
+
+
+class RuleSet:
+    """Some rules in the order of their declaration. Lookups are remembered until a rule is added."""
+
+    # Rules are defined above models (a rule has a target and a source), hence `Any`; `of_type` is typed.
     def __init__(self, rules: Iterable[Any] = (), group: Any = None) -> None:
-        super().__init__(rules)
-        # The `GroupRule` that makes and removes the documents of the model, where they stand for groups.
+        self._rules = [*rules]
+        # What follows from the rules, by what asked for it.
+        self.facts: dict[Hashable, Any] = {}
+        # Of the rules of a model the one that makes and removes its documents, where they stand for groups.
         self.group = group
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def add(self, rule: Any) -> None:
+        self._rules.append(rule)
+        self.facts.clear()
+
+    def of_type(self, kind: type[R], maintain: Maintain | None = None) -> list[R]:
+        """Return the rules of a class; those maintained in one way, if asked."""
+        key = kind, maintain
+        if key not in self.facts:
+            rules = [each for each in self._rules if maintain is None or each.maintain == maintain]
+            self.facts[key] = [each for each in rules if isinstance(each, kind)]
+        chosen: list[R] = self.facts[key]
+        return chosen
+
+    def implementing(self, method: str) -> list[Any]:
+        """Return the rules that override a method of the interface."""
+        return self.memo(method, lambda: [rule for rule in self._rules if implements(rule, method)])
+
+    def memo(self, key: Hashable, make: Callable[[], R]) -> R:
+        """Return what follows from these rules, made when it is first asked for."""
+        try:
+            made: R = self.facts[key]
+        except KeyError:
+            made = self.facts[key] = make()
+        return made
+
+
+class Effects(RuleSet):
+    """What a write of a model entails: the rules derived from its documents, and what the graph found."""
+
+    def __init__(self, rules: Iterable[Any] = ()) -> None:
+        super().__init__(rules)
+        # Whether a write entails nothing else, so that one plain command is all of it.
+        self.is_plain = True
+        # Whether what follows can change the document that was written.
+        self.may_affect_itself = False
+        # The stored paths that a write must not change without being followed; None for all.
+        self.followed: set[str] | None = set()
+
+    @property
+    def on_write(self) -> list[Any]:
+        """The rules that must follow a write in the same commit."""
+        return self.memo("on write", lambda: [rule for rule in self if rule.maintain == "write"])
+
+
+# -- kinds --------------------------------------------------------------------------------------------
 
 
 class Kinds:
@@ -191,3 +268,46 @@ class KindFamily:
             return self.by_kind.get(self.default if kind is None else kind, self.root)
         except TypeError:
             return self.root
+
+
+# -- ids ----------------------------------------------------------------------------------------------
+
+
+class IdCodec:
+    """How the ids of a model are checked and stored."""
+
+    def __init__(self, model: type[Document]) -> None:
+        self._model = model
+        self.shape: Shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
+        if self.shape.optional or self.shape.kind in ARRAYS:
+            raise DeclarationError(
+                f"{model.__name__}.id may be None or a list, which MongoDB does not take as the id of a "
+                "document; leave it out, and an ObjectId is made",
+                code="id-invalid",
+            )
+        info, plain = model.__pydantic_fields__["id"], Document.__pydantic_fields__["id"]
+        # An ObjectId needs no validation, unless the model asks for more.
+        is_plain = (info.annotation, info.metadata) == (plain.annotation, plain.metadata)
+        self._exact: type | None = ObjectId if is_plain else None
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        # Most callers give an ObjectId, which needs none.
+        return TypeAdapter(self._model.__pydantic_fields__["id"].rebuild_annotation())
+
+    def encode(self, value: Any) -> Any:
+        """Return the stored form of an id that a caller gave; never an operator."""
+        if type(value) is self._exact:
+            return value
+        try:
+            identity = to_bson(self._adapter.validate_python(value), [])
+        except ValidationError as error:
+            hint = "write await before it" if isawaitable(value) else error.errors()[0]["msg"]
+            raise UsageError(
+                f"{quote(value)} is not an id of {self._model.__name__}: {hint}", code="id-invalid"
+            ) from error
+        except RecursionError:
+            raise too_deep(self._model.__name__) from None
+        if not isinstance(identity, (dict, list)):
+            refuse_unsendable(identity)
+        return identity

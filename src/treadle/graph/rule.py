@@ -23,10 +23,9 @@ from treadle.graph.changes import Change, Changes
 from treadle.graph.events import Event
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import Maintain, ModelEntry, default
 from treadle.graph.outcomes import Finding
 from treadle.graph.owned import Owned
-from treadle.graph.rule_set import Maintain, default
 from treadle.graph.scope import ScopePart
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import Codec, StoredField

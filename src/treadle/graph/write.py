@@ -19,6 +19,7 @@ from bson import ObjectId
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
+from treadle.model.lazy_id import ReservedId
 from treadle.plan import Plan, Raw
 from treadle.query.keys import freeze
 
@@ -64,6 +65,11 @@ class Write(Generic[R]):
     races = False
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
+    # The ids that were generated for it. `apply` takes them for unknown to others until they are published,
+    # so that documents which refer to one that became known too early may have been missed.
+    reserved_ids: Sequence[ReservedId | None] = ()
+    # The writes that it consists of, where these are several.
+    parts: Sequence[Write[Any]] = ()
 
     def command(self) -> Plan[Any] | None:
         """Return the write as plain commands where nothing follows from it; None where it needs a commit.
@@ -95,18 +101,6 @@ class Write(Generic[R]):
         Each as its collection and its frozen key. Those that only the server can tell are missing.
         """
         return frozenset()
-
-    def publish(self) -> list[Any]:
-        """Make generated ids visible; returns those that other tasks learned too early.
-
-        `apply` took these for unknown, so that documents which refer to them may have been missed.
-        """
-        return []
-
-    @property
-    def parts(self) -> list[Write[Any]]:
-        """The writes that it consists of."""
-        return [self]
 
     @property
     def size(self) -> int | None:

@@ -31,8 +31,8 @@ from treadle.graph.derived import (
     require_optional,
     target_field,
 )
+from treadle.graph.model_entry import Maintain
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
-from treadle.graph.rule_set import Maintain
 from treadle.model.bson_types import clean
 from treadle.model.shape import Shape
 from treadle.query.expressions import field_references, require_known_names

@@ -22,9 +22,8 @@ from treadle.errors import DeclarationError
 from treadle.graph.binding import check_choice, check_maintenance
 from treadle.graph.copied_fields import CopiedField, CopiedFields
 from treadle.graph.derived import ID, DerivedRule, OnDelete, Relation, target_field
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import Maintain, ModelEntry
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
-from treadle.graph.rule_set import Maintain
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.query.keys import Key

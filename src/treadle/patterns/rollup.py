@@ -20,9 +20,8 @@ from typing import Any, ClassVar
 from treadle.errors import DeclarationError
 from treadle.graph.binding import check_maintenance
 from treadle.graph.derived import GroupRule, Relation, copies_in, copies_of
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import Maintain, ModelEntry
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
-from treadle.graph.rule_set import Maintain
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.filters import parse_condition

@@ -15,8 +15,8 @@ from treadle.errors import DeclarationError
 from treadle.graph.aggregate import FirstDocuments
 from treadle.graph.binding import check_maintenance
 from treadle.graph.derived import DerivedRule, Relation, relation_of, target_field
+from treadle.graph.model_entry import Maintain
 from treadle.graph.rule import ModelReference, Models, Pattern, Place, Rule
-from treadle.graph.rule_set import Maintain
 from treadle.model.codec import codec_of
 from treadle.query.filters import Sort, sort_keys
 from treadle.query.paths import ARRAYS, model_of, resolve

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pymongo.errors import PyMongoError
 
 from treadle import upkeep
-from treadle.graph.calls import moving_of
+from treadle.graph.calls import MovingRule, rule_of
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.outcomes import Action, Finding, Report
 from treadle.model.document import Document
@@ -142,7 +142,7 @@ class AsyncOperations(AsyncReads):
         progress: Report | None = None,
     ) -> int:
         """Move documents that are old enough, by the server's clock or at `now`. Returns their number."""
-        rule = moving_of(self.graph.entry(model))
+        rule = rule_of(self.graph.entry(model), MovingRule)
         await self._capabilities()
         if dry_run:
             return await self.runner.run(rule.archive(now, None, True))

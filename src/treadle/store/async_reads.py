@@ -11,7 +11,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from typing_extensions import TypeVar
 
 from treadle.errors import DataError, NotFound, UsageError
-from treadle.graph.calls import past_of, relating_of
+from treadle.graph.calls import PastRule, RelatingRule, rule_of
 from treadle.graph.card import card_of
 from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page, State, Summary
@@ -212,7 +212,7 @@ class AsyncReads(AsyncWriter):
 
     def _past(self, model: type[Document]) -> HistoryHandle:
         entry = self.graph.entry(model)
-        handle: HistoryHandle = past_of(entry).calls(self.write_path, entry)
+        handle: HistoryHandle = rule_of(entry, PastRule).calls(self.write_path, entry)
         return handle
 
     def history(self, model: type[D], id: Any, session: Session = None) -> AsyncResults[State[D]]:
@@ -247,5 +247,5 @@ class AsyncReads(AsyncWriter):
         session: Session = None,
     ) -> AsyncResults[Any]:
         """A document and all that are linked to it, streamed, each as its own class; in one query."""
-        rule = relating_of(self.graph.entry(model))
+        rule = rule_of(self.graph.entry(model), RelatingRule)
         return self._results(rule.related(self.write_path, id, filter, sort, limit), session)

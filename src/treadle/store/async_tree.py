@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import Children, hierarchy_of
+from treadle.graph.calls import Children, HierarchyRule, rule_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.filters import Sort
@@ -61,7 +61,9 @@ class AsyncTreeHandle(Generic[D]):
 
     def __init__(self, store: AsyncWriter, model: type[D]) -> None:
         self._store = store
-        self._calls: handle.TreeHandle[D] = hierarchy_of(store.graph.entry(model)).calls(store.write_path)
+        self._calls: handle.TreeHandle[D] = rule_of(store.graph.entry(model), HierarchyRule).calls(
+            store.write_path
+        )
 
     # -- reading ----------------------------------------------------------------------
 

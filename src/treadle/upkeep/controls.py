@@ -16,8 +16,8 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
+from treadle.graph.model_entry import implements
 from treadle.graph.rule import Rule
-from treadle.graph.rule_set import implements
 from treadle.model.text import quote
 from treadle.plan import Plan, Raw, delete_one, find, find_one, update_one
 from treadle.plan.server_errors import HISTORY_LOST

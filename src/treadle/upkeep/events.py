@@ -16,9 +16,8 @@ from typing import Any
 from treadle.graph.derived import DerivedRule, FormulaRule, LocalRule, aggregates_in
 from treadle.graph.events import AFTER, BEFORE, Event
 from treadle.graph.graph import Graph
-from treadle.graph.model_entry import ModelEntry
+from treadle.graph.model_entry import ModelEntry, implements
 from treadle.graph.rule import Rule
-from treadle.graph.rule_set import implements
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.paths import outermost, overlap, plain, top, tops

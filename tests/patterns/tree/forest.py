@@ -19,7 +19,7 @@ from treadle import (
     MaterializedPath,
     ParentReference,
 )
-from treadle.graph.calls import hierarchy_of
+from treadle.graph.calls import HierarchyRule, rule_of
 from treadle.patterns.tree.fields import Tree, TreeRule
 
 
@@ -216,7 +216,7 @@ def right(model: type[Document], oracle: Oracle) -> dict[Any, Any]:
 
 def tree_of(entry: Any) -> Tree:
     """What the plans of a model's tree take."""
-    rule = hierarchy_of(entry)
+    rule = rule_of(entry, HierarchyRule)
     assert isinstance(rule, TreeRule)
     return rule.tree
 
