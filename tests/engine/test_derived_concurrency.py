@@ -230,9 +230,10 @@ def test_bulk_writes_race_with_single_ones(run, database):
     check_products(racers, database)
 
 
-def test_racing_renames_of_a_large_fan_out(run, database):
-    """The same beyond the bound, where copies are made after the commit, in chunks."""
-    racers = Racers(run, DESK, limits=Limits(fan_out_max=10, fan_out_chunk=7))
+@pytest.mark.parametrize("limits", [Limits(), Limits(fan_out_max=10, fan_out_chunk=7)])
+def test_racing_renames_leave_no_stale_copy(run, database, limits):
+    """Every copy shows the rename that won, also where copies are made after the commit, in chunks."""
+    racers = Racers(run, DESK, limits=limits)
     customer = racers.store.insert(Customer(name="first"))
     racers.store.insert_many([Order(customer_id=customer.id) for _ in range(60)])
 
