@@ -47,7 +47,7 @@ from treadle.graph.derived import DerivedRule, aggregates_in
 from treadle.graph.scope import ACTIVE, Scope
 from treadle.graph.versions import Upgraded, VersionChain
 from treadle.patterns import links
-from treadle.patterns.archive import moves
+from treadle.patterns.archive.moves import ArchiveMoves
 from treadle.patterns.archive.rule import ArchiveRule
 from treadle.patterns.history import track as history_track
 from treadle.patterns.history.rows import HistoryRows
@@ -869,7 +869,7 @@ def an_archive_copies_and_then_deletes(patch: Patch) -> None:
             yield from outside(lambda: delete_many(rule.target.collection, keys))
         return len(documents)
 
-    patch.setattr(moves, "_move", move)
+    patch.setattr(ArchiveMoves, "into_archive", move)
 
 
 NOTICED_BY_STORIES: list[tuple[Callable[[Patch], None], Callable[[Any], None]]] = [

@@ -10,8 +10,7 @@ from treadle.engine.write_path import ATTEMPTS_MAX
 from treadle.errors import DataError
 from treadle.graph.write import Selector, Write
 from treadle.model.document import Document
-from treadle.patterns.archive import moves
-from treadle.patterns.archive.places import ArchivePlaces
+from treadle.patterns.archive.moves import ArchiveMoves
 from treadle.plan import Plan
 
 D = TypeVar("D", bound=Document)
@@ -21,7 +20,7 @@ R = TypeVar("R")
 class ArchiveLayout(DocumentLayout[D]):
     """Documents one by one, in a collection and its archive."""
 
-    def __init__(self, rule: ArchivePlaces, default: DocumentLayout[D]) -> None:
+    def __init__(self, rule: ArchiveMoves, default: DocumentLayout[D]) -> None:
         super().__init__(default.entry, default.write_path)
         self._rule = rule
 
@@ -41,11 +40,11 @@ class ArchiveLayout(DocumentLayout[D]):
         return (yield from self.write_path.execute(write))
 
     def bring_back(self, selector: Selector) -> Plan[bool]:
-        return moves.bring_back(self._rule, selector.filter)
+        return self._rule.restore_for_write(selector.filter)
 
     def restore(self, identity: Any) -> Plan[D | None]:
         yield from self.write_path.index_check.require([self.entry])
-        document: D | None = yield from moves.restore(self._rule, identity)
+        document: D | None = yield from self._rule.restore(self.write_path, identity)
         if document is not None or self.entry.paths.deletion is None:
             return document
         return (yield from super().restore(identity))

@@ -1,10 +1,10 @@
-"""Archive: documents of some age move to another collection, whole, and can be brought back.
+"""Archive: documents of some age move to another collection, whole, and can be restored.
 
-What it keeps right: each document is in one of the two places at every
+The invariant: each document is in exactly one of the two collections at every
 moment, for every reader. A move is one transaction, so that an update which
-races with it is kept. Derived values go on counting what is archived
-(`counted=True`): whoever recomputes them reads both places. How documents
-move is in `moves.py`.
+races with it is kept. Derived values continue to count what is archived
+(`counted=True`), because the model's Scope reads both collections. How
+documents move is in `moves.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import declared_indexes, version_indexes
-from treadle.engine.write_path import WritePath
+from treadle.engine.pages import by_ids
 from treadle.errors import DeclarationError
 from treadle.graph.batch import Batch
 from treadle.graph.binding import check_choice
@@ -26,14 +27,15 @@ from treadle.graph.calls import ArrayRule, CounterRule, HierarchyRule, PastRule
 from treadle.graph.changes import Changes
 from treadle.graph.derived import DerivedRule
 from treadle.graph.layout import Layout
-from treadle.graph.outcomes import Finding, Report
-from treadle.graph.rule import SNAPSHOTS, Due, Models, Pattern, Place, Reads, Rule, Storage
+from treadle.graph.outcomes import Finding
+from treadle.graph.rule import REVISION, SNAPSHOTS, Due, Models, Pattern, Place, Reads, Rule, Storage
 from treadle.graph.scope import Role, ScopePart
-from treadle.patterns.archive import inspection, moves
+from treadle.graph.stored_pages import matching
 from treadle.patterns.archive.layout import ArchiveLayout
-from treadle.patterns.archive.places import ArchivePlaces
-from treadle.plan import Plan, Raw, find_one
+from treadle.patterns.archive.moves import ArchiveMoves
+from treadle.plan import Plan, Raw, by_id, delete_one, find, find_one, transact, update_one
 from treadle.plan.server_errors import DUPLICATE_KEY, DuplicateKey
+from treadle.query.keys import freeze
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Archive(Pattern):
         return ArchiveRule(place, graph, self)
 
 
-class ArchiveRule(ArchivePlaces):
+class ArchiveRule(ArchiveMoves):
     """An archive, as the rest of Treadle asks for it."""
 
     # A reader of both collections sees one moment by a snapshot.
@@ -175,24 +177,37 @@ class ArchiveRule(ArchivePlaces):
             return None
         return ArchiveLayout(self, default)
 
-    # -- calls --------------------------------------------------------------------------------------
-
-    def archive(self, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
-        return moves.archive(self, now, report, dry_run)
-
-    def restore(self, write_path: WritePath, id: Any) -> Plan[Any]:
-        return moves.restore(self, id)
-
     def run_due(self, work: Due) -> Plan[int]:
-        return (yield from moves.archive(self, work.now, None, work.dry_run)) if work.kind == "due" else 0
+        return (yield from self.archive(work.now, None, work.dry_run)) if work.kind == "due" else 0
 
-    # -- proof and repair ----------------------------------------------------------------------------
+    # -- verify and repair ---------------------------------------------------------------------------
 
     def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
-        return (yield from inspection.doubled(self)) if page is None else []
+        """Return the findings about documents that another program has put into both collections."""
+        findings: list[Finding] = []
+        last: list[Any] | None = None
+        while page is None and (rows := (yield from matching(self.into, {}, last, self.limits.verify_page))):
+            last = [rows[-1]["_id"]]
+            stored = yield from by_ids(self.target.collection, [row["_id"] for row in rows])
+            findings += [
+                Finding(self.pattern, self.target.model.__name__, row["_id"], self.into, row, None)
+                for row in rows
+                if freeze(row["_id"]) in stored
+            ]
+        return findings
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
-        return (yield from inspection.mend(self, keys)) if keys is not None else []
+        """Remove archived copies of documents in their own collection, where they may have changed since."""
+        repaired = []
+        for row in (yield from find(self.into, {"_id": {"$in": list(keys or ())}}, {"_id": 1})):
+            if (yield from transact(partial(self._remove_copy, by_id(row["_id"])))):
+                repaired.append(row["_id"])
+        return repaired
+
+    def _remove_copy(self, chosen: Raw) -> Plan[bool]:
+        # A write, so that a concurrent move of the same document conflicts.
+        bumped = yield from update_one(self.target.collection, chosen, {"$inc": {REVISION: 1}})
+        return bool(bumped.matched_count) and bool((yield from delete_one(self.into, chosen)).deleted_count)
 
 
 def _aggregates(rule: Rule) -> bool:

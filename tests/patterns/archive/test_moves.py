@@ -1,10 +1,13 @@
-"""Documents that are old move, whole, and stay part of what is counted."""
+"""Documents that are old move, whole, and stay part of what is counted.
+
+Covers: patterns/archive/rule, patterns/archive/layout
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import threading
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
@@ -16,7 +19,6 @@ from tests.patterns.archive.models import (
     NOW,
     OLD,
     SMALL,
-    UTC,
     YEAR,
     Contract,
     Deed,
@@ -32,12 +34,14 @@ from tests.patterns.archive.models import (
 from tests.support import race
 from treadle import (
     Archive,
+    Attributes,
     Bucket,
     Bulk,
     Delete,
     Document,
     DuplicateKey,
     ExtendedReference,
+    History,
     Insert,
     Limits,
     Progress,
@@ -47,6 +51,9 @@ from treadle import (
     UsageError,
     migration,
 )
+from treadle.engine.document_layout import layout_of
+from treadle.graph.write import Selector
+from treadle.patterns.archive import moves
 
 
 def sell(store, count=8):
@@ -75,18 +82,18 @@ def test_old_documents_move_and_derived_values_go_on_counting_them(run, database
     assert 0 == store.archive(Sale, now=NOW)
 
 
-@pytest.mark.parametrize("damage", [{"sales": 0}, {"total": 0}, {"most": 0}, {"top": []}, {"large": 9}])
-def test_repair_counts_both_places(damage, run, database):
+def test_repair_counts_both_places(run, database):
     store = run.store(COUNTED, limits=SMALL)
     store.setup()
     sell(store)
     before = derived(store)
     store.archive(Sale, now=NOW)
+    damage = {"sales": 0, "total": 0, "most": 0, "top": [], "large": 9}
     database["shops"].update_one({"_id": 1}, {"$set": damage})
-    assert 1 == len(store.verify())
+    assert set(damage) == {each.path for each in store.verify()}
     store.repair()
     assert before == derived(store)
-    # Differences and recomputation go on from there.
+    # Differences and recomputation continue from there.
     store.insert(Sale(id=100, amount=100, date=NOW))
     store.update(Sale, 0, {"$set": {"amount": 50}})
     store.delete(Sale, 100)
@@ -166,21 +173,7 @@ def test_run_due_archives_and_progress_and_throttle_are_heeded(run, database):
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_get_looks_in_both_places(run):
-    store = run.store([Sale])
-    store.setup()
-    store.insert_many([Sale(id=1, date=OLD), Sale(id=2, date=NOW)])
-    store.archive(Sale, now=NOW)
-    assert [1, 2] == [store.get(Sale, key).id for key in (1, 2)]
-    assert [2, None, 1] == [each and each.id for each in store.get_many(Sale, [2, 3, 1])]
-    assert 1 == store.require(Sale, 1).id
-    assert store.get(Sale, 3) is None
-    assert [2] == [each.id for each in store.find(Sale)]
-
-
-@pytest.mark.parametrize("sort", [None, "amount", "-amount", ["note", "-amount"], "-date"])
-@pytest.mark.parametrize(("skip", "limit"), [(0, None), (0, 5), (3, 4)])
-def test_find_merges_both_places_in_order(sort, skip, limit, run, database):
+def test_find_merges_both_collections_in_order(run):
     store = run.store([Sale], limits=SMALL)
     store.setup()
     sales = [
@@ -189,21 +182,21 @@ def test_find_merges_both_places_in_order(sort, skip, limit, run, database):
     ]
     store.insert_many(sales)
     store.archive(Sale, now=NOW)
-    expected = sorted(sales, key=lambda each: each.id)
-    if sort in ("amount", "-amount"):
-        expected.sort(key=lambda each: each.amount, reverse=sort == "-amount")
-    elif sort == "-date":
-        expected.sort(key=lambda each: each.date, reverse=True)
-    elif sort:
-        expected.sort(key=lambda each: each.amount, reverse=True)
-        expected.sort(key=lambda each: each.note)
-    found = list(store.find(Sale, {"amount": {"$gte": 1}}, sort=sort, skip=skip, limit=limit, archived=True))
-    wanted = [each for each in expected if each.amount >= 1]
-    wanted = wanted[skip:] if limit is None else wanted[skip : skip + limit]
-    if sort is None:
-        assert len(wanted) == len(found)
-    else:
-        assert [each.id for each in wanted] == [each.id for each in found]
+    chosen = [each for each in sales if each.amount >= 1]
+    orders = {
+        "amount": lambda each: each.amount,
+        "-amount": lambda each: -each.amount,
+        "-date": lambda each: -each.date.timestamp(),
+        ("note", "-amount"): lambda each: (each.note, -each.amount),
+    }
+    for sort, key in orders.items():
+        expected = [each.id for each in sorted(chosen, key=key)]
+        for skip, limit in ((0, None), (0, 5), (3, 4)):
+            words = {"sort": sort if isinstance(sort, str) else list(sort), "skip": skip, "limit": limit}
+            found = store.find(Sale, {"amount": {"$gte": 1}}, archived=True, **words)
+            end = None if limit is None else skip + limit
+            assert expected[skip:end] == [each.id for each in found], words
+    assert len(chosen) == len(list(store.find(Sale, {"amount": {"$gte": 1}}, archived=True)))
 
 
 def test_the_limit_is_pushed_down(heard):
@@ -412,16 +405,20 @@ def test_a_document_that_cannot_be_stored_there_is_set_aside(run, database):
     assert 1 == database["sales"].count_documents({})
 
 
-def test_a_model_without_an_archive_says_so(run):
-    store = run.store([Shop, Sale])
-    for call in (
-        lambda: store.archive(Shop),
-        lambda: list(store.find(Shop, archived=True)),
-    ):
-        with pytest.raises(UsageError) as raised:
-            call()
-        assert "archive-undeclared" == raised.value.code
-    assert UTC is dt.UTC
+def test_documents_that_cannot_move_are_passed_by_and_not_listed_in_each_search(heard, database):
+    other, listener = heard
+    store = Store(other, [Sale], limits=SMALL)
+    store.setup()
+    dates = [OLD + dt.timedelta(days=key // 4) for key in range(24)]
+    store.insert_many([Sale(id=key, date=date) for key, date in enumerate(dates)])
+    database["sales_archive"].insert_many([{"_id": key} for key in range(0, 24, 2)])
+    listener.clear()
+    assert 12 == store.archive(Sale, now=NOW)
+    assert 12 == len(store.set_aside())
+    finds = [command for name, command in listener.commands if command.get(name) == "sales"]
+    searches = [each["filter"]["$and"][-1] for each in finds if "sort" in each and "$and" in each["filter"]]
+    assert {0, 1, 2} >= {len(each["_id"]["$nin"]) for each in searches}
+    assert 0 == store.archive(Sale, now=NOW)
 
 
 # -- buckets ---------------------------------------------------------------------------------------
@@ -594,3 +591,101 @@ def test_outdated_documents_are_archived_by_their_date_in_the_current_version(ru
     assert (2, 2) == (store.archive(Dated, now=now, dry_run=True), store.archive(Dated, now=now))
     assert [2] == database["dated"].distinct("_id")
     assert {"_id", "at"} == set(database["dated_archive"].find_one(1))
+
+
+# -- beside other patterns ----------------------------------------------------------------------------
+
+
+class Tool(
+    Document,
+    collection="tools",
+    archive=Archive(by="date", after=YEAR, into="old_tools"),
+    soft_delete="deleted_at",
+):
+    id: int
+    weight: int = 1
+    specs: Annotated[dict[str, int], Attributes()] = {}
+    date: dt.datetime
+    deleted_at: dt.datetime | None = None
+
+
+def test_what_is_archived_is_found_by_the_indexes_of_its_patterns(run, database):
+    store = run.store([Tool])
+    store.setup()
+    store.insert_many([Tool(id=key, specs={"size": key}, date=OLD) for key in range(20)])
+    assert 20 == store.archive(Tool, now=NOW)
+    assert [7] == [each.id for each in store.find(Tool, {"specs.size": 7}, archived=True)]
+    sent = {"specs": {"$elemMatch": {"k": "size", "v": 7}}}
+    assert "COLLSCAN" not in str(database["old_tools"].find(sent).explain()["queryPlanner"]["winningPlan"])
+    assert [] == store.setup()
+
+
+def test_find_in_both_places_takes_the_other_words_of_find(run, database):
+    """Deleted documents are not archived; documents that do not fit are passed over."""
+    store = run.store([Tool])
+    store.setup()
+    store.insert_many([Tool(id=key, date=OLD) for key in range(3)])
+    store.delete(Tool, 2)
+    store.archive(Tool, now=NOW)
+    with pytest.raises(UsageError, match="not both") as refused:
+        store.find(Tool, archived=True, deleted=True)
+    assert "filter-invalid" == refused.value.code
+    assert [2] == [each.id for each in store.find(Tool, deleted=True)]
+    database["old_tools"].update_one({"_id": 0}, {"$set": {"weight": "heavy"}})
+    found = store.find(Tool, archived=True, sort="_id", invalid="skip")
+    assert ([1], 1) == ([each.id for each in found], len(found.invalid))
+
+
+def test_archived_documents_do_not_hide_rows_whose_document_is_gone(database, constants):
+    body = {"__annotations__": {"id": int, "date": dt.datetime}, "__module__": __name__}
+    words = {"collection": "papers", "history": History()}
+    archive = Archive(by="date", after=YEAR, into="old_papers")
+    paper: Any = type(Document)("Paper", (Document,), body, archive=archive, **words)
+    constants(history_disorder_max=2)
+    store = Store(database, [paper], limits=Limits(verify_page=2))
+    store.setup()
+    store.insert_many([paper(id=key, date=OLD) for key in range(6)])
+    store.insert(paper(id=9, date=NOW))
+    store.archive(paper, now=NOW)
+    assert [] == store.verify()
+    database["papers"].delete_one({"_id": 9})
+    assert [9] == [each.document_id for each in store.verify()]
+    store.repair()
+    assert [] == store.verify()
+
+
+def test_large_documents_move_in_smaller_chunks(heard, database):
+    other, listener = heard
+    store = Store(other, [Tool], limits=Limits(archive_chunk=10, archive_chunk_bytes=3_000))
+    store.setup()
+    large = {f"name{number}": number for number in range(40)}
+    store.insert_many([Tool(id=key, specs=large, date=OLD) for key in range(4)])
+    listener.clear()
+    assert 4 == store.archive(Tool, now=NOW)
+    sizes = [len(command["documents"]) for name, command in listener.commands if name == "insert"]
+    assert [2, 2] == sizes
+    # It does not look at all of them again for the two that move.
+    finds = [command for name, command in listener.commands if name == "find" and "sort" in command]
+    assert [10, 4, 8] == [each["limit"] for each in finds if each["find"] == "tools"]
+    store.insert(Tool(id=9, specs={f"{name}{name}{name}": 1 for name in large} | large, date=OLD))
+    assert 1 == store.archive(Tool, now=NOW)
+
+
+def test_a_write_finds_a_document_that_moves_while_it_looks_for_it(database, monkeypatch):
+    store, other = Store(database, [Letter]), Store(database, [Letter])
+    store.setup()
+    store.insert(Letter(id=1, number="1", date=OLD.date()))
+    other.recover()
+    racing, find_one = [lambda: other.archive(Letter, now=NOW)], moves.find_one
+
+    def look(collection, *rest):
+        # Between the look into the archive and the one into the collection itself.
+        while collection == "letters" and racing:
+            assert 1 == racing.pop()()
+        return find_one(collection, *rest)
+
+    monkeypatch.setattr(moves, "find_one", look)
+    layout = layout_of(store.graph.entry(Letter), store.write_path)
+    assert store.runner.run(layout.bring_back(Selector(layout.entry, {"_id": 1})))
+    assert [] == racing
+    assert "read" == store.update(Letter, 1, {"$set": {"text": "read"}}).text
