@@ -456,28 +456,9 @@ def test_arrays_counters_and_moves_raise_the_revision(run):
 # -- trees -----------------------------------------------------------------------------------
 
 
-class ByAncestors(Document, collection="nodes", soft_delete="gone", tree=AncestorArray("parent_id", "above")):
-    name: str
-    parent_id: Id | None = None
-    above: list[Id] = []
-    gone: dt.datetime | None = None
-
-
 class ByParent(Document, collection="nodes", soft_delete="gone", tree=ParentReference("parent_id")):
     name: str
     parent_id: Id | None = None
-    gone: dt.datetime | None = None
-
-
-class ByPath(Document, collection="nodes", soft_delete="gone", tree=MaterializedPath("path", "name")):
-    name: str
-    path: str = ""
-    gone: dt.datetime | None = None
-
-
-class ByChildren(Document, collection="nodes", soft_delete="gone", tree=ChildReferences("children")):
-    name: str
-    children: list[Id] = []
     gone: dt.datetime | None = None
 
 
@@ -495,7 +476,7 @@ class ByAll(
     gone: dt.datetime | None = None
 
 
-@pytest.mark.parametrize("model", [ByAncestors, ByParent, ByPath, ByChildren, ByAll])
+@pytest.mark.parametrize("model", [ByParent, ByAll])
 def test_a_tree_sees_deleted_nodes_as_gone_and_restored_ones_as_back(run, model):
     store = run.store([model])
     store.setup()

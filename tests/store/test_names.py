@@ -9,7 +9,7 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel, ConfigDict, Field
 
-from treadle import Bucket, Count, Document, ExtendedReference, Id, Store, Unchecked, UsageError, migration
+from treadle import Bucket, Count, Document, ExtendedReference, Id, Unchecked, UsageError, migration
 
 
 class Address(BaseModel):
@@ -79,29 +79,6 @@ class Reading(
 
 
 MODELS = [Customer, Order, Loose, Thing, Book, Note, Reading]
-FINE = [
-    {"_id": 1},
-    {"customerId": 1},
-    {"address.city": "x", "address.zip": "y"},
-    {"lines.quantity": 1, "lines.0.quantity": 1},
-    {"lines": {"$elemMatch": {"quantity": {"$gt": 1}}}},
-    {"scores.anything.at": 1} | {"scores.maths": 1},
-    {"anything.goes.here": 1},
-    {"place.city": "x"},
-    {"$or": [{"status": "a"}, {"$and": [{"tags": []}]}], "$comment": "x"},
-    {"$expr": {"$eq": ["$nmae", 1]}},
-    {"_treadle.n": 1},
-    Unchecked({"nmae": 1}),
-]
-WRONG = [
-    ({"stauts": 1}, "did you mean 'status'"),
-    ({"address.town": 1}, "Address"),
-    ({"lines.quantty": 1}, "did you mean 'quantity'"),
-    ({"lines": {"$elemMatch": {"quantty": 1}}}, "did you mean 'quantity'"),
-    ({"$or": [{"status": 1}, {"$nor": [{"stauts": 1}]}]}, "status"),
-    ({"status.deep": 1}, "nothing in a str"),
-    ({"place.town": 1}, "town"),
-]
 
 
 @pytest.fixture
@@ -110,41 +87,29 @@ def store(run):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("filter", "hint"), WRONG)
-def test_an_unknown_name_is_refused_in_filters(store, filter, hint):
-    for call in (
-        lambda: store.find(Order, filter).to_list(),
-        lambda: store.count(Order, filter),
-        lambda: store.delete_many(Order, filter),
-        lambda: store.update_many(Order, filter, {"$set": {"status": "x"}}),
-        lambda: store.page(Order, filter),
-    ):
-        with pytest.raises(UsageError, match=hint) as caught:
-            call()
-        assert "field-unknown" == caught.value.code
-
-
-@pytest.mark.parametrize("filter", FINE)
-def test_what_a_model_has_is_not_refused(store, filter):
-    assert [] == store.find(Order, filter).to_list()
-
-
-@pytest.mark.parametrize(
-    "update",
-    [
-        {"$set": {"stauts": 1}},
-        {"$inc": {"lines.$[].quantty": 1}},
-        {"$push": {"linse": {}}},
-        {"$unset": {"address.town": ""}},
-        {"$rename": {"status": "stauts"}},
-        [{"$set": {"stauts": 1}}],
-    ],
-)
-def test_an_unknown_name_is_refused_in_updates(store, update):
+def test_a_name_that_the_model_does_not_have_is_refused_by_every_call(store):
+    """Which names those are is in tests/query/test_field_paths.py."""
     order = store.insert(Order(customer_id=ObjectId()))
-    for call in (store.update, store.update_many):
-        with pytest.raises(UsageError) as caught:
-            call(Order, {"_id": order.id}, update)
+    wrong, fine, change = (
+        {"lines": {"$elemMatch": {"quantty": 1}}},
+        {"_id": order.id},
+        {"$set": {"stauts": "x"}},
+    )
+    for call in (
+        lambda: store.find(Order, wrong).to_list(),
+        lambda: store.count(Order, wrong),
+        lambda: store.delete_many(Order, wrong),
+        lambda: store.update_many(Order, wrong, {"$set": {"status": "x"}}),
+        lambda: store.page(Order, wrong),
+        lambda: store.update(Order, fine, change),
+        lambda: store.update_many(Order, fine, change),
+        lambda: store.find(Order, sort=["-status", "lines.quantty"]).to_list(),
+        lambda: store.find_one(Order, sort="stauts"),
+        lambda: store.page(Order, sort=[("stauts", 1)]),
+        lambda: store.update(Order, {}, {"$set": {"status": "x"}}, sort="stauts"),
+    ):
+        with pytest.raises(UsageError, match="did you mean") as caught:
+            call()
         assert "field-unknown" == caught.value.code
     assert order == store.get(Order, order.id)
 
@@ -162,28 +127,6 @@ def test_positions_maps_and_notes_of_a_pipeline_are_no_names(store):
         Order, order.id, {"$set": {"lines.$[i].quantity": 9}}, array_filters=[{"i.quantity": 3}]
     )
     assert 9 == after.lines[0].quantity
-
-
-def test_unchecked_updates_go_through(store, database):
-    note = store.insert(Customer(name="x"))
-    store.update(Customer, note.id, Unchecked({"$set": {"nmae": 1}}))
-    assert 1 == database["customers"].find_one({})["nmae"]
-    with pytest.raises(UsageError) as caught:
-        store.update(Customer, note.id, Unchecked({"$set": {"orders": 1}}))
-    assert "field-maintained" == caught.value.code
-
-
-@pytest.mark.parametrize("sort", ["stauts", ["-status", "lines.quantty"], [("stauts", 1)]])
-def test_an_unknown_name_is_refused_in_sorts(store, sort):
-    for call in (
-        lambda: store.find(Order, sort=sort).to_list(),
-        lambda: store.find_one(Order, sort=sort),
-        lambda: store.page(Order, sort=sort),
-        lambda: store.update(Order, {}, {"$set": {"status": "x"}}, sort=sort),
-    ):
-        with pytest.raises(UsageError) as caught:
-            call()
-        assert "field-unknown" == caught.value.code
 
 
 def test_extras_kinds_and_older_versions_are_not_concerned(store):
@@ -234,21 +177,6 @@ def test_text_is_an_id_where_the_field_is_one(store):
     assert [] == store.get(Order, order.id).tags
     assert 1 == store.delete_many(Order, {"customerId": text})
     assert 0 == store.get(Customer, text).orders
-
-
-def test_text_stays_text_where_the_field_may_hold_it(store):
-    text = str(ObjectId())
-    order = store.insert(Order(customer_id=ObjectId(), either=text, anything=text, status=text))
-    assert [order] == store.find(Order, {"either": text, "anything": text, "status": text}).to_list()
-
-
-def test_a_store_remembers_only_so_many_paths(database):
-    store = Store(database, MODELS)
-    for number in range(2100):
-        store.count(Order, {f"scores.k{number}": 1}) if number % 700 == 0 else store.find(
-            Order, {f"scores.k{number}": 1}
-        )
-    assert len(store.graph.entry(Order).paths.fields) <= 2000
 
 
 def test_array_filters_are_filters_of_elements(store):

@@ -6,7 +6,6 @@ import decimal
 from typing import Annotated, Any
 
 import pytest
-from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, ServerSelectionTimeoutError
@@ -168,31 +167,6 @@ def test_an_id_is_never_an_operator(store, attack):
     with pytest.raises(UsageError) as caught:
         store.get(Person, attack)
     assert "id-invalid" == caught.value.code
-
-
-@pytest.mark.parametrize(
-    "update", [{}, {"age": 1}, {"$set": 1}, "x", [{"$match": {}}], [{"$lookup": {}}], None]
-)
-def test_an_update_that_is_none_changes_nothing(store, update):
-    ann = store.insert(Person(name="Ann"))
-    with pytest.raises(UsageError):
-        store.update(Person, ann.id, update)
-    assert [ann] == list(store.find(Person))
-
-
-def test_python_names_in_filters_are_refused_instead_of_matching_nothing(run):
-    class Camel(Document, collection="camels", naming="camel"):
-        hump_count: int
-
-    store = run.store([Camel])
-    for call in (
-        lambda: store.find(Camel, {"hump_count": 1}),
-        lambda: store.find(Camel, {"id": ObjectId()}),
-        lambda: store.find(Camel, sort="-hump_count"),
-        lambda: store.update_many(Camel, {}, {"$set": {"hump_count": 2}}),
-    ):
-        with pytest.raises(UsageError, match="is stored as"):
-            call()
 
 
 def test_unknown_models_and_mixed_bulk_inserts_are_refused(store):
