@@ -1,6 +1,6 @@
 """What calls promise each other that go to the server in groups, for tasks and for threads.
 
-Covers: store/async_batching, store/targets, store/waiting, store/call_context, store/shared_commands
+Covers: store/async_batching, store/waiting, store/call_context, store/shared_commands
 Covers: engine/salvage, plan/server_errors
 """
 
@@ -24,10 +24,9 @@ from treadle.engine.salvage import Contended
 from treadle.plan import Failed
 from treadle.plan.server_errors import OUTCOME_UNKNOWN
 from treadle.store import call_context
-from treadle.store.async_batching import AsyncBatcher
+from treadle.store.async_batching import AsyncBatcher, split
 from treadle.store.blocking.batching import Batcher
 from treadle.store.shared_commands import ALONE
-from treadle.store.targets import split
 
 NEVER = call_context.NEVER
 # How long a test waits for what must happen.

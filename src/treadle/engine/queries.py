@@ -37,7 +37,7 @@ def read_of(
 ) -> Read:
     """Return the read of what meets a parsed filter."""
     options = {"sort": sort, "skip": skip, "limit": limit}
-    if sorts_by_attribute(entry.codec, sort):
+    if sort is not None and sorts_by_attribute(entry.codec, sort):
         return _sorted_by_attribute(entry, condition, options, projection)
     return Read(entry.collection, "find", (condition, projection), options)
 

@@ -24,9 +24,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from pymongo.errors import ConnectionFailure, PyMongoError
 
@@ -36,13 +36,19 @@ from treadle.plan.server_errors import surely_not_committed
 from treadle.store import call_context, common
 from treadle.store.call_context import NEVER
 from treadle.store.shared_commands import ALONE
-from treadle.store.targets import Targets, split
 
 if True:  # ASYNC
     from asyncio import Future
 else:
     from treadle.store.waiting import Waiting as Future
 
+T = TypeVar("T")
+# The documents that a call may conflict about; empty where that is not known.
+Targets: TypeAlias = frozenset[Hashable]
+
+# Into how many parts a group is split at a time. More would make a commit of each write where one of many
+# is contended, fewer would let most of them conflict again.
+PARTS = 8
 # Attempts of a group with several targets, after which it is split.
 SPREAD_ATTEMPTS_MAX = 2
 # Attempts of a group whose calls have some of their targets in common. Its parts would conflict with each
@@ -417,6 +423,26 @@ class _Call(Future[Any]):
     until: float
     # The group that it is performed in.
     group: _Group | None
+
+
+def split(items: Sequence[T], targets: Sequence[Targets], *, by_sets: bool = False) -> list[list[T]]:
+    """Return the items in parts of about one size that have no target in common.
+
+    Returns one part where there are no such; with `by_sets`, only where all have the same targets.
+    """
+    groups: list[tuple[Targets, list[T]]] = []
+    for item, own in zip(items, targets, strict=True):
+        common, members, others = own, [item], list[tuple[Targets, list[T]]]()
+        for group in groups:
+            if own and (group[0] == own if by_sets else group[0] & own):
+                common, members = group[0] | common, [*group[1], *members]
+            else:
+                others.append(group)
+        groups = [*others, (common, members)]
+    parts = [list[T]() for _ in groups[:PARTS]]
+    for _, members in sorted(groups, key=lambda group: -len(group[1])):
+        min(parts, key=len).extend(members)
+    return parts
 
 
 def _end_of(call: _Call) -> float:

@@ -185,12 +185,7 @@ def encoding() -> Generator[None]:
     try:
         yield
     except ENCODING_ERRORS as error:
-        raise not_encodable(error) from error
-
-
-def not_encodable(error: Exception) -> Exception:
-    """Return the error for a value that the driver cannot encode."""
-    return not_storable(error, "a document or a command")
+        raise not_storable(error, "a document or a command") from error
 
 
 def outcome_unknown(error: BaseException) -> Exception:

@@ -56,7 +56,7 @@ class Reads(Writer):
         self, model: type[D], id: Any, session: Session = None, *, into: type[C] | None = None
     ) -> C | None:
         """The document with this id, or None."""
-        calls, card = self._calls(model), None if into is None else self._card(model, into)
+        calls, card = self._calls(model), self._card(model, into)
         if card is None and self._may_share(session):
             command = calls.read_command(id)
             if command is not None:

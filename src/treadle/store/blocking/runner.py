@@ -31,7 +31,7 @@ from pymongo.errors import (
 
 from treadle.graph.limits import Limits
 from treadle.graph.shards import Shards
-from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS, NAIVE_CODEC_OPTIONS
+from treadle.model.bson_types import CODEC_OPTIONS, ENCODING_ERRORS, NAIVE_CODEC_OPTIONS, not_storable
 from treadle.plan import (
     Call,
     Command,
@@ -179,7 +179,7 @@ class Runner:
         except ENCODING_ERRORS as error:
             if not called:
                 raise
-            raise common.not_encodable(error) from error
+            raise not_storable(error, "a document or a command") from error
         finally:
             plan.close()
 
