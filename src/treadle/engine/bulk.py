@@ -38,6 +38,12 @@ def failure_of(position: int, error: Exception) -> Failure:
     return Failure(position, message_of(error), code="document-refused")
 
 
+def raise_failures(failures: Sequence[Failure], number: int) -> None:
+    """Raise `BulkFailed` if any of so many documents or operations were refused."""
+    if failures:
+        raise BulkFailed(sorted(failures, key=lambda each: each.position), number)
+
+
 def skip_refused(
     items: Sequence[tuple[int, T]],
     attempt: Callable[[Sequence[tuple[int, T]]], Plan[list[R]]],
@@ -171,8 +177,7 @@ class BulkWrite:
                 yield from self._attempt(chunk)
             else:
                 yield from skip_refused(_by_kind(chunk), self._attempt, self.failures)
-        if self.failures:
-            raise BulkFailed(sorted(self.failures, key=lambda each: each.position), self.number)
+        raise_failures(self.failures, self.number)
         return Bulk(**self.counts)
 
     def _attempt(self, chunk: Sequence[tuple[int, Part]]) -> Plan[list[None]]:

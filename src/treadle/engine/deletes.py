@@ -15,7 +15,6 @@ from bson import ObjectId
 from pymongo import UpdateOne
 
 from treadle.engine.documents import (
-    Hooks,
     as_written,
     filter_of,
     hooks_of,
@@ -42,6 +41,7 @@ from treadle.graph.batch import Batch
 from treadle.graph.changes import Changes, load_documents
 from treadle.graph.derived import DerivedRule, aggregates_of, copies_of
 from treadle.graph.model_entry import ModelEntry
+from treadle.graph.rule import Rule
 from treadle.graph.write import ChunkedWrite, CommitNeeded, Selector, Write
 from treadle.model.bson_types import clean
 from treadle.model.document import Document
@@ -268,11 +268,10 @@ def delete_documents(
     for exact, own in groups:
         yield from check_restrictions(restricting(exact), own)
     path = None if purges else entry.paths.deletion
-    acting: list[Hooks] = []
+    hooks: list[tuple[Rule, Batch]] = []
     for exact, own in groups:
-        acting.append(hooks_of(exact, (yield from _batch(exact, own, path))))
-    for hooks in acting:
-        yield from run_before(hooks, changes)
+        hooks += hooks_of(exact, (yield from _batch(exact, own, path)))
+    yield from run_before(hooks, changes)
     ids = [each["_id"] for each in befores]
     left: dict[Any, Raw] = {}
     if path is None:
@@ -280,8 +279,7 @@ def delete_documents(
     else:
         left = yield from _delete_softly(entry, ids, changes)
     yield from changes.add(entry, [(each, left.get(freeze(each["_id"]))) for each in befores])
-    for hooks in acting:
-        yield from run_after(hooks, changes)
+    yield from run_after(hooks, changes)
     for exact, own in groups:
         yield from follow_references(exact, copies_of(exact), own, changes)
     return left

@@ -20,7 +20,7 @@ from treadle.engine.replaces import ChangeKind, Replace, Restore, former
 from treadle.engine.updates import ChangeFields, Update, UpdateMany
 from treadle.engine.upserts import Upsert
 from treadle.engine.write_path import WritePath
-from treadle.errors import BulkFailed, Failure, UsageError
+from treadle.errors import Failure, UsageError
 from treadle.graph import operations
 from treadle.graph.layout import Layout, PlainInsert
 from treadle.graph.model_entry import ModelEntry
@@ -89,8 +89,7 @@ class DocumentLayout(DocumentReads[D]):
         failures: list[Failure] = []
         insert = self._insert_each if self.entry.effects.is_plain else self._insert_pieces
         stored = yield from insert(documents, failures)
-        if failures:
-            raise BulkFailed(sorted(failures, key=lambda each: each.position), len(documents))
+        bulk.raise_failures(failures, len(documents))
         return stored
 
     def _insert_each(self, documents: list[D], failures: list[Failure]) -> Plan[list[D]]:

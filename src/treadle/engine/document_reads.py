@@ -35,7 +35,7 @@ from treadle.plan import NO_OPTIONS, Call, Plan, Raw, Read, count_documents, fin
 from treadle.query import keyset
 from treadle.query.attributes import refuse_attributes
 from treadle.query.filters import Sort, confine, parse_filter, sort_keys
-from treadle.query.keys import freeze
+from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, resolve, value_at
 
 D = TypeVar("D", bound=Document)
@@ -99,7 +99,7 @@ class DocumentReads(Layout[D]):
             return (yield from super().many(identities, card))
         keys = [entry.ids.encode(each) for each in identities]
         projection, raws = None if card is None else card.projection, list[Raw]()
-        for chunk in chunks([*{freeze(key): key for key in keys}.values()], READ_KEYS_MAX):
+        for chunk in chunks(distinct(keys), READ_KEYS_MAX):
             chosen = {"_id": {"$in": chunk}, **entry.targets.filter()}
             raws += yield Read(entry.collection, "find", (chosen, projection), ids=chunk)
         # Loading takes the documents over.
@@ -118,7 +118,7 @@ class DocumentReads(Layout[D]):
     def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
         entry = self.entry
         condition, keys = parse_filter(entry.paths.fields, filter), sort_keys(sort, entry.paths.fields)
-        yield from refuse_changed(entry, "a sort", [path for path, _ in keys or ()])
+        yield from refuse_changed(entry, "a sort", dict(keys or ()))
         projection = None if card is None else card.projection
         with translated(entry.model.__name__, [condition]):
             if not keys and not self._is_divided and self._is_by_id(condition):
@@ -183,30 +183,29 @@ class DocumentReads(Layout[D]):
         self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
     ) -> Plan[Page[Any]]:
         entry = self.entry
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= PAGE_MAX:
-            raise UsageError(
-                f"size={quote(size)}; a page has from 1 to {PAGE_MAX:,} documents", code="filter-invalid"
-            )
-        keys = refuse_attributes(entry.codec, sort_keys([] if sort is None else sort, entry.paths.fields))
-        keys = keys or []
-        condition, paths = parse_filter(entry.paths.fields, filter), [path for path, _ in keys]
+        _require_page_size(size)
+        keys = refuse_attributes(entry.codec, sort_keys(sort or [], entry.paths.fields)) or []
+        condition, paths = parse_filter(entry.paths.fields, filter), [*dict(keys)]
         yield from refuse_changed(entry, "page", paths, condition)
-        mixed = [path for path in paths if self._is_mixed(path)]
+        mixed = [*filter(self._is_mixed, paths)]
         query, chosen = keyset.digest(entry.collection, condition, keys), condition
         if after is not None:
-            place = keyset.after(keys, keyset.from_token(query, after, len(keys)), mixed=mixed)
-            chosen = {"$and": [condition, place]} if condition else place
-        projection = None
-        if card is not None:
-            extra = [path for path in paths if not any(overlap(path, other) for other in card.paths)]
-            projection = {**card.projection, **dict.fromkeys(extra, 1)}
+            beyond = keyset.after(keys, keyset.from_token(query, after, len(keys)), mixed=mixed)
+            chosen = {"$and": [condition, beyond]} if condition else beyond
         with translated(entry.model.__name__, [chosen]):
+            projection = _page_projection(paths, card)
             raws = yield from find(entry.collection, chosen, projection, sort=keys, limit=size + 1)
-        following = None
-        if len(raws) > size:
-            following = keyset.to_token(query, [self._position(raws[size - 1], path) for path in paths])
+        following = self._token(query, raws[size - 1], paths) if len(raws) > size else None
         documents = yield from self._load(raws[:size], card)
         return Page([each for each in documents if each is not None], following)
+
+    def _token(self, query: bytes, last: Raw, paths: Sequence[str]) -> str:
+        """Return the token of the page after a document."""
+        values = [value_at(last, path) for path in paths]
+        for path, value in zip(paths, values, strict=True):
+            if isinstance(value, list):
+                raise self._several_values(path)
+        return keyset.to_token(query, values)
 
     def _is_mixed(self, path: str) -> bool:
         """Whether values at a path of a sort may be of several types; refuses a path into an array."""
@@ -217,12 +216,6 @@ class DocumentReads(Layout[D]):
         if resolved.in_array:
             raise self._several_values(path)
         return resolved.shape.kind not in ("scalar", "enum", "literal")
-
-    def _position(self, raw: Raw, path: str) -> Any:
-        value = value_at(raw, path)
-        if isinstance(value, list):
-            raise self._several_values(path)
-        return value
 
     def _several_values(self, path: str) -> UsageError:
         return UsageError(
@@ -256,3 +249,18 @@ class DocumentReads(Layout[D]):
             stages.insert(0, {"$match": scope})
         command = Read(entry.collection, "aggregate", (stages,), {"allowDiskUse": True})
         return PipelineReader(entry, command, into)
+
+
+def _require_page_size(size: Any) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= PAGE_MAX:
+        raise UsageError(
+            f"size={quote(size)}; a page has from 1 to {PAGE_MAX:,} documents", code="filter-invalid"
+        )
+
+
+def _page_projection(paths: Sequence[str], card: Any) -> Raw | None:
+    """Return what is read of a page: of a card its fields, and those of the sort."""
+    if card is None:
+        return None
+    extra = [path for path in paths if not any(overlap(path, other) for other in card.paths)]
+    return {**card.projection, **dict.fromkeys(extra, 1)}

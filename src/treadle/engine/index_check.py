@@ -56,7 +56,7 @@ class IndexCheck:
         # What the next write of a model looks for. A Store without unique indexes never looks.
         self.pending: dict[ModelEntry, list[ModelEntry]] = {}
         for entry in graph.entries.values() if self._unseen else ():
-            relied = [each for each in _relied_on(entry) if each in self._unseen]
+            relied = [*filter(self._unseen.__contains__, _relied_on(entry))]
             if relied or not entry.effects.is_plain:
                 self.pending[entry] = relied
 

@@ -161,13 +161,8 @@ def declared_indexes(entry: ModelEntry) -> list[IndexModel]:
     members = [entry, *entry.kinds.below]
     indexes = [index for each in members for index in (*_of_fields(each), *_of_class(each))]
     indexes += [*_text_index(members), *_of_rules(entry)]
-    keys = {tuple(dict(index.document["key"])) for index in indexes if _is_unique(index)}
-    for each in members:
-        # The index of a class holds its kinds too.
-        above = {path for other in each.kinds.above for path in other.paths.alternate_keys}
-        own = [path for path in each.paths.alternate_keys if (path,) not in keys and path not in above]
-        indexes += [_of_alternate_key(each, path) for path in own]
-    return indexes
+    unique = {tuple(dict(index.document["key"])) for index in indexes if _is_unique(index)}
+    return [*indexes, *(index for each in members for index in _of_alternate_keys(each, unique))]
 
 
 def _of_fields(entry: ModelEntry) -> Iterator[IndexModel]:
@@ -176,14 +171,25 @@ def _of_fields(entry: ModelEntry) -> Iterator[IndexModel]:
             yield field_index(entry, prefix, field, mark)
 
 
+def _of_alternate_keys(entry: ModelEntry, unique: set[tuple[str, ...]]) -> Iterator[IndexModel]:
+    """Yield the unique indexes of the fields by which others refer to a model, where it declares none."""
+    # The index of a class holds its kinds too.
+    above = {path for other in entry.kinds.above for path in other.paths.alternate_keys}
+    for path in entry.paths.alternate_keys:
+        if (path,) not in unique and path not in above:
+            yield _of_alternate_key(entry, path)
+
+
 def _text_index(members: Sequence[ModelEntry]) -> Iterator[IndexModel]:
     """Yield the one text index that a collection may have, over the fields of all its kinds."""
-    marks = (marked for each in members for marked in _own_marks(each))
-    weights = {prefix + field.stored: int(mark.text) for prefix, field, mark in marks if mark.text}
-    chosen = {path: weight for path, weight in weights.items() if weight > 1}
+    weights: dict[str, int] = {}
+    for each in members:
+        own = (marked for marked in _own_marks(each) if marked[2].text)
+        weights.update((prefix + field.stored, int(mark.text)) for prefix, field, mark in own)
     if weights:
-        keys: list[tuple[str, Any]] = [(path, "text") for path in weights]
-        yield IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
+        chosen = {path: weight for path, weight in weights.items() if weight > 1}
+        options: Raw = {"weights": chosen} if chosen else {}
+        yield IndexModel([(path, "text") for path in weights], name="text", **options)
 
 
 def _of_rules(entry: ModelEntry) -> Iterator[IndexModel]:
@@ -250,22 +256,25 @@ def _of_alternate_key(entry: ModelEntry, path: str) -> IndexModel:
 def field_index(entry: ModelEntry, prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     """Return the index that a mark on a field asks for."""
     path, direction = prefix + field.stored, -1 if mark.descending else 1
-    options: Raw = dict(mark.options)
-    condition = _condition(entry, path, field, mark)
-    if condition:
-        options["partialFilterExpression"] = condition
-    if mark.unique:
-        options["unique"] = True
-    if mark.sparse and not (mark.unique and field.shape.optional):
-        # Partial as it is, it holds no more than a sparse one; the server refuses both together.
-        options["sparse"] = True
-    elif entry.targets.with_deleted.filter() and not mark.sparse:
-        options["name"] = f"{path}_{direction}_{entry.kinds.kind or entry.model.__name__}"
-    if mark.expire_after is not None:
-        options["expireAfterSeconds"] = int(mark.expire_after.total_seconds())
-    if mark.name is not None:
-        options["name"] = mark.name
-    return IndexModel([(path, direction)], **options)
+    expires = mark.expire_after
+    options: Raw = {
+        "partialFilterExpression": _condition(entry, path, field, mark),
+        "unique": mark.unique,
+        # Partial as it may be, it holds no more than a sparse one; the server refuses both together.
+        "sparse": mark.sparse and not (mark.unique and field.shape.optional),
+        "name": mark.name or _kind_name(entry, f"{path}_{direction}", mark),
+    }
+    chosen = {option: value for option, value in options.items() if value}
+    if expires is not None:
+        chosen["expireAfterSeconds"] = int(expires.total_seconds())
+    return IndexModel([(path, direction)], **{**mark.options, **chosen})
+
+
+def _kind_name(entry: ModelEntry, name: str, mark: Indexed) -> str | None:
+    """Return the name of an index that holds the documents of one kind only; None for the server's own."""
+    if mark.sparse or not entry.targets.with_deleted.filter():
+        return None
+    return f"{name}_{entry.kinds.kind or entry.model.__name__}"
 
 
 def _condition(entry: ModelEntry, path: str, field: StoredField, mark: Indexed) -> Raw:
@@ -300,15 +309,11 @@ def compare_indexes(
     """The indexes to make, and the ones whose expiry is to change."""
     missing: list[IndexModel] = []
     changed: list[Raw] = []
-    by_name = {index["name"]: index for index in present}
     for index in declared_indexes(entry) if expected is None else expected:
         document = index.document
         same = next((each for each in present if is_same(each, document)), None)
         if same is None:
-            clashing = (each for each in present if _clashes(each, document))
-            other = by_name.get(document["name"]) or next(clashing, None)
-            if other is not None:
-                raise _conflict(entry, document, other)
+            _refuse_clash(entry, document, present)
             missing.append(index)
         elif same.get("expireAfterSeconds") != document.get("expireAfterSeconds"):
             if "expireAfterSeconds" not in document:
@@ -317,16 +322,27 @@ def compare_indexes(
     return missing, changed
 
 
+def _refuse_clash(entry: ModelEntry, document: Mapping[str, Any], present: Sequence[Raw]) -> None:
+    """Refuse an index beside which the server would refuse an existing one."""
+    for other in present:
+        if other["name"] == document["name"] or _clashes(other, document):
+            raise _conflict(entry, document, other)
+
+
 def maintenance_indexes(graph: Graph, entry: ModelEntry, present: list[Raw]) -> list[IndexModel]:
     """Return the indexes that rules need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
     needed = [pair for rule in graph.rules for pair in rule.storage().indexes]
     own = [index for source, index in needed if source.collection == entry.collection]
-    own += version_indexes(entry)
-    missing = []
     # The longest first: an index also serves whatever its beginning serves.
-    for index in sorted(own, key=lambda index: -len(key_pairs(index.document))):
+    own = sorted([*own, *version_indexes(entry)], key=lambda index: -len(key_pairs(index.document)))
+    return _not_served(own, serving)
+
+
+def _not_served(indexes: Sequence[IndexModel], serving: list[list[tuple[str, Any]]]) -> list[IndexModel]:
+    missing = []
+    for index in indexes:
         keys = key_pairs(index.document)
         essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
         if not any(each[: len(essential)] == essential for each in serving):
@@ -424,11 +440,7 @@ def _duplicates(entry: ModelEntry, document: Mapping[str, Any], error: Operation
         ],
         allowDiskUse=True,
     )
-    listed = "; ".join(
-        ", ".join(f"{path}={group['_id'].get(f'k{n}')!r}" for n, path in enumerate(paths))
-        + f" ({group['n']} times)"
-        for group in groups
-    )
+    listed = "; ".join(_describe_duplicates(paths, group) for group in groups)
     if not listed:
         # Inside arrays, or equal only under the collation; the server names one of them.
         met = (error.details or {}).get("keyValue") or {}
@@ -438,3 +450,8 @@ def _duplicates(entry: ModelEntry, document: Mapping[str, Any], error: Operation
         f"more than once: {listed}; remove or change the surplus documents and run setup() again",
         code="index-duplicates",
     )
+
+
+def _describe_duplicates(paths: Sequence[str], group: Raw) -> str:
+    values = ", ".join(f"{path}={group['_id'].get(f'k{n}')!r}" for n, path in enumerate(paths))
+    return f"{values} ({group['n']} times)"

@@ -76,8 +76,11 @@ class Insert(Write[list[D]]):
         # Per document whether nothing can refer to it yet.
         self._fresh = [reserved is not None for reserved in self.reserved_ids]
         # By rule and frozen id what a caller passed along.
-        ids = [freeze(raw["_id"]) for raw in self.raws] if given else []
-        self._given = {rule: dict(zip(ids, each, strict=True)) for rule, each in (given or {}).items()}
+        self._given: dict[Rule, dict[Any, Any]] = {}
+        for rule, passed in (given or {}).items():
+            self._given[rule] = {
+                freeze(raw["_id"]): each for raw, each in zip(self.raws, passed, strict=True)
+            }
 
     def _encode(self) -> tuple[list[Raw], list[D]]:
         """The documents to store, and as a later read will give them if Treadle maintains nothing in them."""
@@ -90,13 +93,16 @@ class Insert(Write[list[D]]):
         stored = [as_stored(entry, document, raw, altered) for document, raw in pairs]
         if len(raws) > 1:
             check_batch(raws, entry.model.__name__)
-        if entry.effects.is_plain:
-            return raws, stored
+        if not entry.effects.is_plain:
+            self._blank(raws)
+        return raws, stored
+
+    def _blank(self, raws: list[Raw]) -> None:
+        """Set what new documents hold as long as they have no sources, whatever their caller passed."""
         for raw in raws:
             raw.pop(RESERVED, None)
             for path, value in self._derived.blanks.items():
                 put(raw, path, copy.deepcopy(value))
-        return raws, stored
 
     def command(self) -> Plan[list[Raw]] | None:
         derived = self._derived
@@ -115,13 +121,11 @@ class Insert(Write[list[D]]):
     def targets(self) -> frozenset[Hashable]:
         fed = [(rule.target, rule.match) for rule in self._derived.fed]
         read = [(rule.source, rule.on) for rule in self._derived.copies if rule.guards_source]
-        return frozenset(
-            (model.collection, freeze(each))
-            for model, key in [*fed, *read]
-            if key.is_local
-            for raw in self.raws
-            for each in key.of(raw)
-        )
+        targets: set[Hashable] = set()
+        for model, key in [*fed, *read]:
+            if key.is_local:
+                targets.update((model.collection, freeze(each)) for raw in self.raws for each in key.of(raw))
+        return frozenset(targets)
 
     # -- several as one ------------------------------------------------------------------------
 

@@ -163,10 +163,10 @@ def upgraded_for_reader(entry: ModelEntry, raws: list[Raw], card: ReadAs | None)
     if card is None:
         return list((yield from read_current(entry, raws)))
     # A migration may read any field, so a card of an outdated document is taken from the whole of it.
-    outdated = [raw["_id"] for raw in raws if entry.versions.is_outdated(raw)]
+    outdated = [*filter(entry.versions.is_outdated, raws)]
     if not outdated:
         return list(raws)
-    whole = yield from by_ids(entry.collection, outdated)
+    whole = yield from by_ids(entry.collection, [raw["_id"] for raw in outdated])
     current = yield from read_current(entry, [*whole.values()])
     upgraded = dict(zip(whole, current, strict=True))
     return [upgraded.get(freeze(raw["_id"])) if entry.versions.is_outdated(raw) else raw for raw in raws]

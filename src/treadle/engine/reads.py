@@ -58,7 +58,7 @@ class DocumentReader(PageReader[R]):
         # Where all documents are as the model has them, there is nothing to do to a page.
         chain = entry.versions
         self._upgrades = chain.needs_server or (chain.is_versioned and query.card is not None)
-        self._sorts = [path for path, _ in command.options.get("sort") or ()]
+        self._sorts = [*dict(command.options.get("sort") or ())]
         self._divided = divided_read(entry, command)
         if self._divided is not None:
             self._command, self.page = self._divided.command, self._divided.page
@@ -127,85 +127,97 @@ class ArchiveReader:
             )
         query.require_window()
         self.page = entry.limits.find_page
-        self.done = query.limit == 0
+        self.done = False
         self._entry = entry
         self._card = query.card
         self._load = query.loader(entry.codec)
-        self._skip = query.skip
+        self._skip = query.skip or 0
         self._left = query.limit
-        most = None if query.limit is None else query.skip + query.limit
+        most = None if query.limit is None else (query.skip or 0) + query.limit
         refuse_attributes(entry.codec, sort_keys(query.sort, entry.paths.fields))
         command = find_command(entry, query._replace(skip=0, limit=most))
-        self._directions = [direction for _, direction in command.options["sort"] or ()]
-        if self._directions:
+        sort = dict(command.options["sort"] or ())
+        self._sorts, self._directions = [*sort], [*sort.values()]
+        if sort:
             # What the server sorts by, also where that is one of an array's items.
-            filtered, projection = command.arguments
+            condition, projection = command.arguments
             shown = {**(projection or {}), _SORT_KEY: {"$meta": "sortKey"}}
-            command = replace(command, arguments=(filtered, shown))
-        commands = [command, replace(command, collection=archive)]
-        self._divided = [divided_read(entry, each) for each in commands]
-        self.commands: list[Read] = [
-            command if reading is None else reading.command
-            for command, reading in zip(commands, self._divided, strict=True)
-        ]
-        # Pages of which the outdated documents were not upgraded and matched yet.
-        self._unmatched: set[int] = set()
-        self._sorts = [path for path, _ in command.options["sort"] or ()]
-        self._pages: list[list[Raw]] = [[], []]
-        self._ended = [False, False]
+            command = replace(command, arguments=(condition, shown))
+        self._sides = _Side(entry, command), _Side(entry, replace(command, collection=archive))
+        self.commands = [side.command for side in self._sides]
 
     @property
     def wanting(self) -> list[int]:
         """Which of the cursors must be read before anything else can be told."""
-        missing = [at for at in (0, 1) if not self._pages[at] and not self._ended[at]]
+        missing = [at for at, side in enumerate(self._sides) if not side.raws and not side.ended]
         return missing if self._directions else missing[:1]
 
     def fill(self, at: int, raws: list[Raw]) -> None:
         """Take what a cursor gave; less than a page is its end."""
-        self._pages[at] = raws[::-1]
-        self._ended[at] = len(raws) < self.page
-        self._unmatched.add(at)
+        self._sides[at].fill(raws, self.page)
 
     def take(self) -> Plan[Iterable[Any]]:
-        """The documents that come next."""
+        """Return the documents that come next."""
         yield from refuse_changed(self._entry, "a sort", self._sorts)
         self._sorts = []
-        for number in self._unmatched:
-            reading = self._divided[number]
-            if reading is not None:
-                self._pages[number] = (yield from reading.take(self._pages[number][::-1]))[::-1]
-                self._ended[number] = self._ended[number] or reading.done
-        self._unmatched.clear()
+        for side in self._sides:
+            yield from side.match()
         raws: list[Raw] = []
         while not self.wanting and not self.done:
-            at = self._first()
-            if at is None:
-                self.done = True
-                break
-            raw = self._pages[at].pop()
-            raw.pop(_SORT_KEY, None)
-            if self._skip:
-                self._skip -= 1
-                continue
-            raws.append(raw)
-            if self._left is not None:
-                self._left -= 1
-                self.done = not self._left
+            raws += self._next()
         current = yield from upgraded_for_reader(self._entry, raws, self._card)
         documents = (self._load(raw) for raw in current if raw is not None)
         return [document for document in documents if document is not SKIPPED]
 
-    def _first(self) -> int | None:
-        """The cursor whose next document comes first."""
-        present = [at for at in (0, 1) if self._pages[at]]
+    def _next(self) -> list[Raw]:
+        """Return the document that comes first; none where it is skipped, or all are taken."""
+        side = self._first()
+        if side is None:
+            self.done = True
+            return []
+        raw = side.raws.pop()
+        raw.pop(_SORT_KEY, None)
+        if self._skip:
+            self._skip -= 1
+            return []
+        if self._left is not None:
+            self._left -= 1
+            self.done = not self._left
+        return [raw]
+
+    def _first(self) -> _Side | None:
+        """Return the side whose next document comes first."""
+        present = [side for side in self._sides if side.raws]
         if len(present) < 2 or not self._directions:
-            return present[0] if present else None
-        keys = [self._pages[at][-1][_SORT_KEY] for at in (0, 1)]
-        for direction, one, other in zip(self._directions, *keys, strict=True):
-            ranked = order_key(one), order_key(other)
-            if ranked[0] != ranked[1]:
-                return int((ranked[0] < ranked[1]) != (direction == 1))
-        return 0
+            return next(iter(present), None)
+        keys = present[0].raws[-1][_SORT_KEY], present[1].raws[-1][_SORT_KEY]
+        for direction, *values in zip(self._directions, *keys, strict=True):
+            one, other = map(order_key, values)
+            if one != other:
+                return present[int((one < other) != (direction == 1))]
+        return present[0]
+
+
+class _Side:
+    """One of the two collections that are merged."""
+
+    def __init__(self, entry: ModelEntry, command: Read) -> None:
+        self._reading = divided_read(entry, command)
+        self.command = command if self._reading is None else self._reading.command
+        # The rest of a page, the next document last, and whether there are more pages.
+        self.raws: list[Raw] = []
+        self.ended = False
+        self._is_matched = True
+
+    def fill(self, raws: list[Raw], page: int) -> None:
+        self.raws, self.ended, self._is_matched = raws[::-1], len(raws) < page, False
+
+    def match(self) -> Plan[None]:
+        """Keep of a new page the documents that match once they are upgraded."""
+        if self._reading is not None and not self._is_matched:
+            self.raws = (yield from self._reading.take(self.raws[::-1]))[::-1]
+            self.ended = self.ended or self._reading.done
+        self._is_matched = True
 
 
 # -- values and pipelines -------------------------------------------------------------------------
@@ -274,12 +286,7 @@ def checked_pipeline(entry: ModelEntry, pipeline: Any) -> list[Raw]:
         list(pipeline) if isinstance(pipeline, Sequence) and not isinstance(pipeline, str) else [pipeline]
     )
     for stage in stages:
-        if not isinstance(stage, Mapping) or len(stage) != 1 or not str(next(iter(stage))).startswith("$"):
-            raise UsageError(
-                f"a pipeline over {entry.model.__name__} is a list of stages such as "
-                f"{{'$match': {{…}}}}; it has {type(stage).__name__}",
-                code="pipeline-invalid",
-            )
+        _require_stage(entry, stage)
     cleaned: list[Raw] = clean(stages)
     reason = "writes past the patterns and is not accepted in aggregate; store what it gives by insert_many"
     refuse_operators(cleaned, WRITING_STAGES, reason, code="operator-forbidden")
@@ -290,3 +297,12 @@ def checked_pipeline(entry: ModelEntry, pipeline: Any) -> list[Raw]:
         if not isinstance(stage["$match"], Unchecked):
             cleaned[number] = {"$match": parse_match(entry.paths.fields, stage["$match"])}
     return cleaned
+
+
+def _require_stage(entry: ModelEntry, stage: Any) -> None:
+    if not isinstance(stage, Mapping) or len(stage) != 1 or not str(next(iter(stage))).startswith("$"):
+        raise UsageError(
+            f"a pipeline over {entry.model.__name__} is a list of stages such as "
+            f"{{'$match': {{…}}}}; it has {type(stage).__name__}",
+            code="pipeline-invalid",
+        )

@@ -98,11 +98,8 @@ def divide(
         except Exception as error:  # A bug of ours does not divide, and is raised.
             if not divides(error):
                 raise
-            if len(items) == 1 and is_duplicate(error) and reason is None:
-                # The other document may have been one that a concurrent writer did not commit.
-                return (yield from divide(items, attempt, alone, error))
             if len(items) == 1:
-                return (yield from alone(items[0], error))
+                return (yield from _alone(items[0], error, attempt, alone, is_again=reason is not None))
             reason = error
     number = max(2, CONTENDED_PIECES) if isinstance(reason, Contended) else 2
     size = max(1, -(-len(items) // number))
@@ -110,3 +107,18 @@ def divide(
     for start in range(0, len(items), size):
         results += yield from divide(items[start : start + size], attempt, alone)
     return results
+
+
+def _alone(
+    item: T,
+    error: Exception,
+    attempt: Callable[[Sequence[T]], Plan[list[R]]],
+    alone: Callable[[T, Exception], Plan[list[R]]],
+    *,
+    is_again: bool,
+) -> Plan[list[R]]:
+    """Deal with an item that failed alone."""
+    if is_duplicate(error) and not is_again:
+        # The other document may have been one that a concurrent writer did not commit.
+        return (yield from divide([item], attempt, alone, error))
+    return (yield from alone(item, error))

@@ -107,14 +107,13 @@ class _Update:
         `write` gets the ids of all, and of those that were outdated: these met
         the filter as they were stored, whether or not they do now.
         """
-        entry, keys = self.entry, [each["_id"] for each in befores]
-        outdated = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
+        entry, outdated = self.entry, [*filter(self.entry.versions.is_outdated, befores)]
         if outdated:
             server = yield from server_facts()
             server.require_transactions(f"an update of an outdated {entry.model.__name__}")
             befores = yield from upgrade_stored(entry, befores, changes)
         with self._translated():
-            afters = yield from write(keys, outdated)
+            afters = yield from write([each["_id"] for each in befores], [each["_id"] for each in outdated])
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
         if not self.is_exact or derivation(entry).has_formulas:
@@ -202,7 +201,7 @@ class Update(_Update, Write[D | None]):
         return matches[0] if matches else None
 
     def _refuse_sort(self) -> Plan[None]:
-        return refuse_changed(self.entry, "a sort", [path for path, _ in self.sort or ()])
+        return refuse_changed(self.entry, "a sort", dict(self.sort or ()))
 
     def update_document(self, before: Raw, changes: Changes) -> Plan[Raw | None]:
         """Update the document that was just read."""
@@ -374,6 +373,21 @@ def change_of(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> t
 def _with(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> D:
     """The document with other values in these fields, validated as a whole."""
     model, known = entry.model.__name__, entry.codec.by_name
+    _require_fields(entry, fields)
+    present = {name: value for name, value in document.__dict__.items() if name in known}
+    try:
+        return entry.model.model_validate({**present, **fields}, by_name=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document as a whole"
+        raise InvalidValue(
+            f"change of {model}: {where}: {first['msg']}; nothing was written", code="document-invalid"
+        ) from error
+
+
+def _require_fields(entry: ModelEntry, fields: Mapping[str, Any]) -> None:
+    """Refuse names that `change` cannot write."""
+    model, known = entry.model.__name__, entry.codec.by_name
     if not fields or "id" in fields:
         what = "the id of a document" if fields else "nothing"
         raise UsageError(
@@ -384,15 +398,6 @@ def _with(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> D:
     for name in fields:
         if name not in known:
             raise unknown_field(f"change of {model} names", name, model, list(known))
-    present = {name: value for name, value in document.__dict__.items() if name in known}
-    try:
-        return entry.model.model_validate({**present, **fields}, by_name=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the document as a whole"
-        raise InvalidValue(
-            f"change of {model}: {where}: {first['msg']}; nothing was written", code="document-invalid"
-        ) from error
 
 
 # -- all documents that match ------------------------------------------------------------------------

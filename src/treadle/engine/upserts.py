@@ -127,12 +127,14 @@ def equalities(filter: Mapping[str, Any]) -> Raw:
             for each in condition:
                 equal |= equalities(each)
         elif not key.startswith("$"):
-            if isinstance(condition, Mapping) and any(str(name).startswith("$") for name in condition):
-                if "$eq" in condition:
-                    equal[key] = condition["$eq"]
-            else:
-                equal[key] = condition
+            wanted = condition if _has_operators(condition) else {"$eq": condition}
+            if "$eq" in wanted:
+                equal[key] = wanted["$eq"]
     return equal
+
+
+def _has_operators(condition: Any) -> bool:
+    return isinstance(condition, Mapping) and any(str(name).startswith("$") for name in condition)
 
 
 def _holds(document: Mapping[str, Any], equal: Raw, new: Raw) -> bool:
