@@ -187,7 +187,7 @@ class DocumentReads(Layout[D]):
         keys = refuse_attributes(entry.codec, sort_keys(sort or [], entry.paths.fields)) or []
         condition, paths = parse_filter(entry.paths.fields, filter), [*dict(keys)]
         yield from refuse_changed(entry, "page", paths, condition)
-        mixed = [*filter(self._is_mixed, paths)]
+        mixed = [path for path in paths if self._is_mixed(path)]
         query, chosen = keyset.digest(entry.collection, condition, keys), condition
         if after is not None:
             beyond = keyset.after(keys, keyset.from_token(query, after, len(keys)), mixed=mixed)
