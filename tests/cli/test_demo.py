@@ -111,11 +111,6 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     for pattern in PATTERNS:
         assert re.search(rf"^\d+\. {pattern}: ", seen, re.MULTILINE), pattern
     told = " ".join(seen.split())
-    for verb in ("record", "trial", "plan"):
-        assert re.search(rf"^\d+\. [^(]+\(treadle {verb}\)", seen, re.MULTILINE), verb
-    # What pays on so little data is for the clock to say; what is applied is taken back whole.
-    assert "nothing this time" in told or "every document and index is as it was" in told
-    assert all(f"{code}@" in told for code in ("extended-reference", "computed", "subset"))
     assert 6 == told.count("the same answer, ")
     assert re.search(r"reviews.aggregate, with \$group [\d.]+ ms, 2\d\d documents read", told)
     assert re.search(r"store.get\(Product, id\) [\d.]+ ms, 1 document read", told)

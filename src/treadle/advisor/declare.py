@@ -214,16 +214,25 @@ class Source:
         collection: str | None = None,
         without: frozenset[str] = frozenset(),
         only: frozenset[str] | None = None,
+        needed: frozenset[str] = frozenset(),
         added: Sequence[str] = (),
         name: str | None = None,
+        reserved: str | None = None,
         base: str = "Document",
     ) -> str:
-        """Declare a collection's model; gives the name of its class."""
-        name = self.name(name or class_name(facts.name))
+        """Declare a collection's model; gives the name of its class.
+
+        `needed` are fields that are declared although there are many;
+        `reserved` is a name that `name()` gave before.
+        """
+        name = reserved or self.name(name or class_name(facts.name))
         names = self.names(facts)
         lines: list[str] = []
         comments: list[str] = []
         fields = [each for each in facts.top() if each.name not in without]
+        if len(fields) > FIELDS_SHOWN_MAX:
+            # What is needed is not among those that are left out.
+            fields.sort(key=lambda each: each.name not in needed)
         for each in fields if only is None else [each for each in fields if each.name in only]:
             if each.name not in names:
                 comments.append(

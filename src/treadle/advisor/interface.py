@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treadle.advisor.facts import Distribution, Query, Relation, Scan
+from treadle.advisor.proposals import Draft
 from treadle.advisor.wording import number
 
 Severity = Literal["info", "warning", "problem"]
 Confidence = Literal["low", "medium", "high"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "problem")
+NOTHING_PROPOSED = Draft()
 # Numbers, and names of collections, fields and indexes; never values.
 Evidence = dict[str, str | int | float]
 
@@ -50,6 +52,8 @@ class Finding:
     also: tuple[str, ...] = ()
     severity: Severity = "warning"
     confidence: Confidence = "high"
+    # The same as `declaration`, as data: where a plan can apply it, or other proposals go with it.
+    draft: Draft = NOTHING_PROPOSED
 
     @property
     def code(self) -> str:

@@ -38,14 +38,16 @@ def apply(
       treadle apply plan/ mongodb://localhost:27017/shop --dry-run
       treadle apply plan/ mongodb://localhost:27017/shop --throttle gentle
     """
-    from treadle.advisor.plans.apply import Application
+    from treadle.advisor.loop.apply import apply as apply_plan
+    from treadle.advisor.loop.apply import apply_dry_run
 
+    lines: list[str] = []
     with opened(folder, uri, uri_option) as (plan, database), model_bars() as bars:
-        work = Application(database, plan, throttle=pace(throttle), tell=_tell(as_json), progress=bars)
         if dry_run:
-            lines = work.dry_run()
+            lines = apply_dry_run(database, plan)
         else:
-            work.run()
+            log = (lambda text: None) if as_json else say
+            apply_plan(database, plan, throttle=pace(throttle), log=log, progress=bars)
     if dry_run:
         print_json({"would": lines}) if as_json else say("\n".join([*lines, "Nothing was changed."]))
     elif as_json:
@@ -66,7 +68,7 @@ def opened(
     """The plan of a folder and the database of a URI; a refusal of the server is one sentence."""
     from pymongo.errors import ConnectionFailure, OperationFailure
 
-    from treadle.advisor.plans.folder import read
+    from treadle.advisor.loop.plan import read
     from treadle.cli.connection import connected_database
     from treadle.errors import DataError
     from treadle.plan.server_errors import is_transient

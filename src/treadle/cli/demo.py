@@ -1,4 +1,4 @@
-"""`treadle demo`: the advisor, the closed loop, six patterns, verify and repair on a naive shop."""
+"""`treadle demo`: the advisor, six patterns, verify and repair on a naive shop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def demo(
         float, typer.Option("--scale", min=0.01, max=20, help="How much data; 1 is about 45,000 documents.")
     ] = 1.0,
 ) -> None:
-    """Show the advisor, the closed loop, six patterns, verify and repair on a naive shop.
+    """Show the advisor, six patterns, verify and repair on a naive shop.
 
     On a private server. Takes about a minute. Leaves an HTML report, and nothing else.
 

@@ -12,7 +12,7 @@ from treadle.cli.output import counted, print_json, require_writable, say
 from treadle.errors import UsageError
 
 if TYPE_CHECKING:
-    from treadle.advisor.plans.folder import ChangePlan
+    from treadle.advisor.loop.plan import AdoptionPlan
 
 
 def plan(
@@ -48,10 +48,9 @@ def plan(
     from datetime import UTC, datetime
     from uuid import uuid4
 
-    from treadle.advisor.plans.folder import require_free, write
-    from treadle.advisor.plans.make import make
-    from treadle.advisor.plans.reads import write_reads
-    from treadle.advisor.plans.text import readme
+    from treadle.advisor.loop.plan import make, require_free, write
+    from treadle.advisor.loop.prove import write_reads
+    from treadle.advisor.loop.readme import readme
     from treadle.cli.trial import tried
 
     folder = Path(output)
@@ -71,12 +70,12 @@ def plan(
             "left_out": chosen.left_out,
             "by_application": chosen.by_application,
         }
-        print_json({**shown, "steps": chosen.steps, "seconds": chosen.seconds})
+        print_json({**shown, "steps": [each._asdict() for each in chosen.steps], "seconds": chosen.seconds})
     else:
         _tell(chosen, folder, reads)
 
 
-def _tell(chosen: ChangePlan, folder: Path, reads: int) -> None:
+def _tell(chosen: AdoptionPlan, folder: Path, reads: int) -> None:
     """Say what was planned, what was not, and what comes next."""
     say(f"{folder} plans {counted(len(chosen.findings), 'finding')}: {', '.join(chosen.findings)}.")
     for each in chosen.left_out:
@@ -91,8 +90,8 @@ def _tell(chosen: ChangePlan, folder: Path, reads: int) -> None:
 
 def _require_no_plan(folder: Path, uri: str | None, uri_option: str | None) -> None:
     """Refuse to overwrite a plan that is applied, and a database to which another one is."""
-    from treadle.advisor.plans.before import require_no_other, row_of
-    from treadle.advisor.plans.folder import PLAN, read
+    from treadle.advisor.loop.apply import require_no_other, row_of
+    from treadle.advisor.loop.plan import PLAN, read
     from treadle.cli.connection import connected_database
 
     try:

@@ -13,8 +13,8 @@ from treadle.cli.output import counted, print_json, print_table, say
 from treadle.cli.progress import model_bars
 
 if TYPE_CHECKING:
-    from treadle.advisor.plans.prove import Proof
-    from treadle.advisor.trials.results import Measured
+    from treadle.advisor.loop.prove import Proof
+    from treadle.advisor.loop.results import Measured
 
 
 def prove(
@@ -36,16 +36,16 @@ def prove(
     Example:
       treadle prove plan/ mongodb://localhost:27017/shop
     """
-    from treadle.advisor.plans.folder import READS
-    from treadle.advisor.plans.prove import prove as prove_plan
+    from treadle.advisor.loop.plan import READS
+    from treadle.advisor.loop.prove import prove as prove_plan
 
     path = Path(workload) if workload is not None else Path(folder) / READS
     with opened(folder, uri, uri_option) as (plan, database), model_bars() as bars:
-        proof = prove_plan(database, plan, path, tell=lambda text: say(text, err=True), progress=bars)
+        proof = prove_plan(database, plan, path, log=lambda text: say(text, err=True), progress=bars)
     if as_json:
         print_json(_json(proof))
     else:
-        _print(proof, plan.maintain == "stream")
+        _print(proof, bool(plan.draft.derived))
     if not proof.holds:
         raise typer.Exit(FINDINGS)
 

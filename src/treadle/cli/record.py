@@ -15,7 +15,7 @@ from treadle.cli.output import counted, print_json, say
 from treadle.cli.progress import step_bar
 
 if TYPE_CHECKING:
-    from treadle.advisor.trials.recorder import Recorded
+    from treadle.advisor.loop.recorder import Recorded
 
 
 def record(
@@ -43,7 +43,7 @@ def record(
     Example:
       treadle record mongodb://localhost:27017/shop -o shop.workload --seconds 60
     """
-    from treadle.advisor.trials.recorder import record as record_database
+    from treadle.advisor.loop.recorder import record as record_database
     from treadle.cli.connection import connected_database
 
     target = Path(output)
@@ -69,8 +69,8 @@ def record(
 
 def mend_profiler(database: Any) -> None:
     """Set the profiler back where a recording was killed, and say so; needs no rights where none was."""
+    from treadle.advisor.loop.profiler_level import mend
     from treadle.advisor.reading import Lost, Refused
-    from treadle.advisor.trials.profiler_level import mend
 
     try:
         text = mend(database)

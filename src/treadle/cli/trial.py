@@ -13,8 +13,8 @@ from treadle.cli.progress import step_bar
 
 if TYPE_CHECKING:
     from treadle.advisor import Report
-    from treadle.advisor.trials.results import TrialReport
-    from treadle.advisor.trials.workload_file import Workload
+    from treadle.advisor.loop.results import TrialReport
+    from treadle.advisor.loop.workload_file import Workload
 
 
 def trial(
@@ -47,7 +47,7 @@ def trial(
     if as_json:
         print_json(report.as_json(), ensure_ascii=False, allow_nan=False)
     else:
-        from treadle.advisor.trials.text import show
+        from treadle.advisor.loop.trial_text import show
 
         console = stdout()
         if not console.is_terminal:
@@ -66,9 +66,9 @@ def tried(
     from pymongo.errors import ConnectionFailure
 
     from treadle.advisor import scan
+    from treadle.advisor.loop import workload_file
+    from treadle.advisor.loop.trial import try_findings
     from treadle.advisor.reading import Lost, Refused
-    from treadle.advisor.trials import workload_file
-    from treadle.advisor.trials.trial import try_findings
     from treadle.cli.connection import connected_database
     from treadle.cli.record import mend_profiler
     from treadle.errors import DataError, UsageError

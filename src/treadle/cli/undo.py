@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import typer
 
+from treadle.cli.application import pace
 from treadle.cli.apply import DryRunOption, FolderArgument, opened
-from treadle.cli.options import JsonOption, UriArgument, UriOption
+from treadle.cli.options import FINDINGS, JsonOption, ThrottleOption, UriArgument, UriOption
 from treadle.cli.output import print_json, say
 from treadle.cli.progress import model_bars
 
@@ -17,17 +16,12 @@ def undo(
     uri: UriArgument = None,
     uri_option: UriOption = None,
     dry_run: DryRunOption = False,
-    throttle: Annotated[
-        float | None,
-        typer.Option(
-            "--throttle", metavar="RATE", min=0.001, help="Documents per second.", show_default=False
-        ),
-    ] = None,
+    throttle: ThrottleOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove everything that a plan made: fields, indexes, options and Treadle's own state.
 
-    Documents are then as they would be without it, but for writes since. If it
+    What cannot be restored is counted and printed; then it exits with 1. If it
     is killed, run it again. Stop treadle watch first.
 
     \b
@@ -35,24 +29,22 @@ def undo(
       treadle undo plan/ mongodb://localhost:27017/shop --dry-run
       treadle undo plan/ mongodb://localhost:27017/shop
     """
-    from treadle.advisor.plans.undo import Undoing
+    from treadle.advisor.loop.undo import undo as undo_plan
 
     told: list[str] = []
 
-    def tell(text: str) -> Any:
+    def log(text: str) -> None:
         told.append(text)
         if not as_json:
             say(text)
 
     with opened(folder, uri, uri_option, edited=True) as (plan, database), model_bars() as bars:
-        work = Undoing(database, plan, throttle=throttle, tell=tell, progress=bars)
-        if dry_run:
-            told = work.dry_run()
-        else:
-            work.run()
+        left = undo_plan(database, plan, dry_run=dry_run, throttle=pace(throttle), log=log, progress=bars)
     if as_json:
-        print_json({"would" if dry_run else "undone": told})
+        print_json({"would": told} if dry_run else {"undone": told, "left": left})
     elif dry_run:
-        say("\n".join([*told, "Nothing was changed."]))
+        say("Nothing was changed.")
     else:
-        say("Undone: the database is as it was, but for writes since.")
+        say("\n".join([*left, "Not undone."] if left else ["Undone: nothing of the plan is left."]))
+    if left:
+        raise typer.Exit(FINDINGS)

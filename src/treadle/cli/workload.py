@@ -12,7 +12,7 @@ from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 
-from treadle.advisor.trials import workload_file
+from treadle.advisor.loop import workload_file
 from treadle.errors import UsageError
 
 FILE_BYTES_MAX = 2_000_000_000

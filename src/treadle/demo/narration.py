@@ -10,7 +10,6 @@ import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -20,14 +19,13 @@ from rich.text import Text
 
 from treadle.advisor import Report, scan
 from treadle.advisor.html import html as advisor_html
-from treadle.advisor.plans.models import load_models
-from treadle.advisor.trials.results import Measured
+from treadle.advisor.model_text import load_models
 from treadle.advisor.wording import plural, size
 from treadle.cli.output import shortened, stdout, write_html
 from treadle.cli.progress import model_bars, step_bar
 from treadle.cli.scan import scan_bar
-from treadle.demo import loop, story
 from treadle.demo import report_page as page
+from treadle.demo import story
 from treadle.demo.data import Shop, fill
 from treadle.demo.measure import Cost, milliseconds
 from treadle.demo.requests import REQUESTS
@@ -116,8 +114,6 @@ def _story(plain: Database[Any], scale: float, tell: Narrator) -> tuple[Report, 
         tell.line(f"{request.title(shop)}: {milliseconds(baseline[request.code][0].seconds)}")
     report = _advise(database, tell)
     advice = story.select_advice(report)
-    with TemporaryDirectory() as folder:
-        _loop(plain, shop, report, Path(folder), tell)
     declarations = story.declare(report)
     store = Store(plain, models=load_models(declarations))
     _adopt(store, tell)
@@ -162,45 +158,6 @@ def _advise(database: Database[Any], tell: Narrator) -> Report:
     if missing:
         tell.line(f"not found this time, and so not compared below: {', '.join(missing)}")
     return report
-
-
-def _loop(database: Database[Any], shop: Shop, report: Report, folder: Path, tell: Narrator) -> None:
-    tell.step("Record what its clients ask (treadle record)")
-    recorded = loop.record_requests(database, shop, folder)
-    tell.line(
-        f"{recorded.operations:,} requests in {recorded.seconds:.0f} s, with their values, in a local file"
-    )
-    tell.step("Try the advisor's declarations on a copy (treadle trial)")
-    with step_bar() as report_step:
-        trial = loop.try_on_a_copy(database, report, folder, report_step)
-    for result in trial.results:
-        tell.line(f"{result.verdict}: {result.key}")
-        tell.line(result.reason, indent=5)
-    tell.step("Plan what the figures support (treadle plan)")
-    plan = loop.plan_supported(report, trial, folder)
-    if plan is None:
-        tell.line("nothing this time: the trial supports none of them")
-        return
-    tell.line(f"models.py with {', '.join(f'{each.collection}.{each.field}' for each in plan.places)}")
-    for found in plan.by_application:
-        tell.line(f"for the application: {found.key}")
-        tell.line(found.why, indent=5)
-    for step in plan.steps:
-        tell.line(f"{step.name}; to undo: {step.undo[0].lower()}{step.undo[1:]}")
-    before = loop.state_of(database)
-    tell.step("Apply it, and prove it on the shop itself (treadle apply, prove)")
-    proof = loop.apply_and_prove(database, plan, folder)
-    tell.line(f"verify: {plural(len(proof.findings), 'finding')}")
-    for each in proof.reads:
-        said = "" if each.tried is None else f"; the trial said {_range(each.tried)}"
-        tell.line(f"{each.request}: {each.proven.value:.1f} times as fast{said}")
-    tell.step("Undo it (treadle undo)")
-    same = loop.undo(database, plan, before)
-    tell.line("every document and index is as it was" if same else "something is not as it was")
-
-
-def _range(measured: Measured) -> str:
-    return f"{measured.low:.1f} to {measured.high:.1f}"
 
 
 def _adopt(store: Store, tell: Narrator) -> None:

@@ -6,6 +6,7 @@ Treadle's public calls, apart from what it breaks on purpose.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,8 @@ from pymongo.database import Database
 
 from treadle.advisor import Report
 from treadle.advisor.interface import Finding as Advice
-from treadle.advisor.plans.models import combine
-from treadle.advisor.plans.pieces import parse
+from treadle.advisor.model_text import render
+from treadle.advisor.proposals import merge
 from treadle.demo.data import Shop
 from treadle.demo.measure import Cost, measure, prepare_profiler
 from treadle.demo.requests import REQUESTS, Request
@@ -118,22 +119,15 @@ def select_advice(report: Report) -> dict[str, Advice]:
 
 def declare(report: Report) -> str:
     """The advisor's own declarations of all that the demo follows, as one module."""
-    return combine(report.scan, list(select_advice(report).values()), maintain=None).text
+    return render(report.scan, merge(each.draft for each in select_advice(report).values()))
 
 
 def declared_as(text: str, call: str) -> str:
-    """The line of the declarations that uses a pattern."""
-    for each in parse(text):
-        keywords = [f"{name}={value}" for name, value in each.keywords.items()]
-        for line in [*(line.text for line in each.lines.values()), *keywords]:
-            if f"{call}(" in line:
-                return (
-                    " ".join(line.split())
-                    .replace("( ", "(")
-                    .replace("[ ", "[")
-                    .replace(", )", ")")
-                    .replace(") ]", ")]")
-                )
+    """The line of the declarations that uses a pattern, however it is broken."""
+    for each in ast.walk(ast.parse(text)):
+        is_field = isinstance(each, (ast.AnnAssign, ast.keyword))
+        if is_field and f"{call}(" in (source := ast.unparse(each)) and not isinstance(each, ast.ClassDef):
+            return source.replace("'", '"')
     return ""
 
 

@@ -258,6 +258,7 @@ class _Teardown:
         is_alone = everything or not (yield from self._has_others())
         if not is_alone and not self.dry_run:
             yield from self._delete_rows()
+            yield from self._drop_empty(state)
         for name in state if is_alone else ():
             kept = name.startswith(_KEPT_STATE) and not everything
             if kept and (yield from find_one(name, {}, {"_id": 1})) is not None:
@@ -270,6 +271,12 @@ class _Teardown:
         if is_alone and fingerprints.COLLECTION in state:
             action = Action("drop collection", fingerprints.COLLECTION)
             yield from self._act(action, {"drop": fingerprints.COLLECTION})
+
+    def _drop_empty(self, state: Iterable[str]) -> Plan[None]:
+        """Drop the collections of state that are empty now; setup makes them again where it must."""
+        for name in state:
+            if (yield from find_one(name, {}, {"_id": 1})) is None:
+                yield from database_command({"drop": name})
 
     def _own_rows(self) -> list[str]:
         """The rows of `treadle.setup` that are about these models."""

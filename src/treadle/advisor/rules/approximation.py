@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from treadle.advisor.declare import Source, has_one_identity, quote
 from treadle.advisor.facts import NUMBERS, READS, WRITES, CollectionFacts, FieldFacts, Scan
 from treadle.advisor.interface import Finding, Rule
+from treadle.advisor.model_text import render
+from treadle.advisor.proposals import Draft, Line
 from treadle.advisor.wording import duration, share
 
 RULE = Rule(
@@ -42,6 +44,7 @@ def find(scan: Scan) -> Iterator[Finding]:
             continue
         if not field.value_types or not set(field.value_types) <= NUMBERS:
             continue
+        draft = _draft(facts, field)
         yield Finding(
             RULE,
             facts.name,
@@ -54,20 +57,19 @@ def find(scan: Scan) -> Iterator[Finding]:
                 "share of the collection's writes": share(updates, workload.count(facts.name, WRITES)),
                 "reads of the collection": workload.count(facts.name, READS),
             },
-            _declaration(facts, field),
+            render(scan, draft),
             ("Count with store.counter(…).add(id) instead of an update each.",),
             confidence="medium" if workload.seconds < 10 else "high",
+            draft=draft,
         )
 
 
-def _declaration(facts: CollectionFacts, field: FieldFacts) -> str:
-    source = Source()
+def _draft(facts: CollectionFacts, field: FieldFacts) -> Draft:
     name = Source.names(facts)[field.name]
-    kind = source.annotation(facts, field, "")
+    kind = Source().annotation(facts, field, "")
     default = "Decimal(0)" if kind == "Decimal" else "0"
     if name != field.name:
         default = f"Field({default}, alias={quote(field.name)})"
     pattern = "Approximate(every=100, within=timedelta(seconds=5))"
     line = f"{name}: Annotated[{kind}, {pattern}] = {default}"
-    source.document(facts, without=frozenset({field.name}), added=[line])
-    return source.text()
+    return Draft(lines=(Line(facts.name, line, field.name),))

@@ -11,6 +11,7 @@ from treadle.advisor.facts import CollectionFacts, Scan, Series
 from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.naming import words
 from treadle.advisor.probes import reading_fields
+from treadle.advisor.proposals import Draft
 from treadle.advisor.wording import duration, nice, share, size
 
 RULE = Rule(
@@ -68,6 +69,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
     ideal = series.gap_seconds * READINGS_PER_BUCKET
     span = min(SPANS_SECONDS, key=lambda seconds: abs(seconds - ideal))
     per_bucket = max(1, round(span / series.gap_seconds)) if series.gap_seconds else READINGS_PER_BUCKET
+    source = _declaration(facts, series, span, per_bucket)
     return Finding(
         RULE,
         facts.name,
@@ -87,7 +89,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
                 1, round(facts.count / min(per_bucket, READINGS_PER_BUCKET * 5))
             ),
         },
-        _declaration(facts, series, span, per_bucket),
+        source.text(),
         (
             f"The declaration names a new collection; copy the readings of {facts.name} into it with "
             "insert_many.",
@@ -97,6 +99,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
         ),
         severity="warning" if facts.count >= 50_000 else "info",
         confidence="high" if not series.metadata or series.gap_seconds < 3_600 else "medium",
+        draft=Draft(classes=tuple(source.blocks)),
     )
 
 
@@ -119,7 +122,7 @@ def _flat(facts: CollectionFacts) -> tuple[CollectionFacts, dict[str, str]]:
     return replace(facts, fields=fields), names
 
 
-def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> str:
+def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> Source:
     source = Source()
     facts, flat = _flat(facts)
     series = replace(
@@ -149,7 +152,7 @@ def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: 
         f"# Native: timeseries=TimeSeries({time}, {key})",
     ]
     source.document(facts, keywords=keywords, collection=f"{facts.name}_buckets", name=class_name(facts.name))
-    return source.text()
+    return source
 
 
 def _timedelta(seconds: int) -> str:

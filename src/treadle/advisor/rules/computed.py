@@ -14,7 +14,9 @@ from treadle.advisor.declare import (
 )
 from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan, Tally
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence
+from treadle.advisor.model_text import render
 from treadle.advisor.naming import words
+from treadle.advisor.proposals import Derived, Draft, Operator
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import number, share
 from treadle.advisor.workload import of_children
@@ -31,12 +33,12 @@ RULE = Rule(
     "Not where writes outnumber the reads, nor where the result is needed once a day.",
 )
 READS_MIN = 10
-# Operator -> pattern, and the ending of the field's name.
-_PATTERNS = {
-    "$sum": ("Sum", "total"),
-    "$avg": ("Average", "average"),
-    "$min": ("Min", "min"),
-    "$max": ("Max", "max"),
+# The server's operator -> that of a proposal, and the ending of the field's name.
+_OPERATORS: dict[str, tuple[Operator, str]] = {
+    "$sum": ("sum", "total"),
+    "$avg": ("average", "average"),
+    "$min": ("min", "min"),
+    "$max": ("max", "max"),
 }
 
 
@@ -66,6 +68,8 @@ def _computes(query: Query, relation: Relation) -> bool:
 
 def _finding(scan: Scan, relation: Relation, queries: list[Query], reads: int, writes: int) -> Finding:
     child, parent = scan.ends(relation)
+    operations = {_operation(child, text) for query in queries for text in query.sums or [""]}
+    draft = Draft(tuple(_derived(child, parent, relation, *each) for each in sorted(operations)))
     return Finding(
         RULE,
         child.name,
@@ -79,50 +83,40 @@ def _finding(scan: Scan, relation: Relation, queries: list[Query], reads: int, w
             "milliseconds per read": round(sum(query.milliseconds for query in queries) / reads, 1),
             **children_evidence(relation),
         },
-        _declaration(child, parent, relation, queries),
+        render(scan, draft),
         ("Run setup(), then rebuild() to fill the values.",),
+        draft=draft,
     )
 
 
-def _declaration(
-    child: CollectionFacts, parent: CollectionFacts, relation: Relation, queries: list[Query]
-) -> str:
-    source = Source()
-    child = with_reference_type(child, relation.path, parent, relation.key)
-    child_class = source.document(child)
-    names = Source.names(child)
-    by = reference_keywords(names[relation.path], parent, relation.key)
+def _derived(
+    child: CollectionFacts, parent: CollectionFacts, relation: Relation, operator: str, path: str
+) -> Derived:
     about, after = snake_case(child.name, "child"), f"by_{'_'.join(words(relation.path))}"
-    lines = []
-    for operator, path in sorted(
-        {_operation(child, text) for query in queries for text in query.sums or [""]}
-    ):
-        if not path:
-            place = Source.new_name(parent, f"{about}_count", f"{about}_count_{after}")
-            lines.append(f"{place}: Annotated[int, Count({child_class}, {by})] = 0")
-            continue
-        kind = source.annotation(child, child.fields[path], child_class)
-        pattern, ending = _PATTERNS[operator]
-        zero = "Decimal(0)" if kind == "Decimal" else "0"
-        if operator != "$sum":
-            kind = "float" if operator == "$avg" and kind == "int" else kind
-            kind, zero = f"{kind} | None", "None"
+    kind: Operator = "count"
+    preferred = [f"{about}_count"]
+    if path:
+        kind, ending = _OPERATORS[operator]
         value = "_".join(words(path))
-        place = Source.new_name(
-            parent, f"{value}_{ending}", f"{about}_{value}_{ending}", f"{about}_{value}_{ending}_{after}"
-        )
-        lines.append(
-            f"{place}: Annotated[{kind}, {pattern}({child_class}, {quote(names[path])}, {by})] = {zero}"
-        )
-    source.document(parent, added=lines)
-    return source.text()
+        preferred = [f"{value}_{ending}", f"{about}_{value}_{ending}"]
+    name = Source.new_name(parent, *preferred, f"{preferred[-1]}_{after}")
+    return Derived(
+        parent.name,
+        name,
+        child.name,
+        relation.path,
+        relation.key,
+        kind,
+        (path,) if path else (),
+        other_name=Source.new_name(parent, "_".join([*words(name), after])),
+    )
 
 
 def _operation(child: CollectionFacts, text: str) -> tuple[str, str]:
     """The operator and the field; a plain count where the field is none that a pattern can compute from."""
     operator, _, path = text.partition(":")
     field = child.fields.get(path)
-    if field is None or operator not in _PATTERNS or path not in Source.names(child):
+    if field is None or operator not in _OPERATORS or path not in Source.names(child):
         return "$sum", ""
     is_number = set(field.value_types) <= NUMBERS
     is_scalar = not {"array", "object"} & set(field.types)

@@ -10,7 +10,6 @@ from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_emb
 from treadle.advisor.declare import (
     Source,
     can_declare,
-    class_name,
     has_one_key,
     quote,
     reference_keywords,
@@ -18,7 +17,9 @@ from treadle.advisor.declare import (
 )
 from treadle.advisor.facts import CollectionFacts, Copy, FieldFacts, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule
+from treadle.advisor.model_text import render
 from treadle.advisor.naming import last_word, stem, subject, words
+from treadle.advisor.proposals import Derived, Draft
 from treadle.advisor.structure import is_plain_name, label
 from treadle.advisor.wording import share
 
@@ -109,6 +110,7 @@ def _is_code(scan: Scan, relation: Relation) -> bool:
 
 def _finding(scan: Scan, relation: Relation, fields: list[FieldFacts], seen: bool) -> Finding:
     child, parent = scan.ends(relation)
+    draft = Draft((_derived(child, parent, relation, fields),))
     evidence: Evidence = {
         "references": relation.references,
         "parents": relation.parents,
@@ -131,10 +133,11 @@ def _finding(scan: Scan, relation: Relation, fields: list[FieldFacts], seen: boo
         relation.path,
         summary,
         evidence,
-        _declaration(child, parent, relation, fields),
+        render(scan, draft),
         ("Run setup(), then rebuild() to fill the copies.",),
         severity="warning" if seen else "info",
         confidence="high" if seen else "low",
+        draft=draft,
     )
 
 
@@ -177,20 +180,20 @@ def _hot_fields(scan: Scan, parent: CollectionFacts, relation: Relation) -> list
     return [*asked, *(each for each in fields if each not in asked)][: max(CARD_FIELDS_MAX, len(asked))]
 
 
-def _declaration(
+def _derived(
     child: CollectionFacts, parent: CollectionFacts, relation: Relation, fields: list[FieldFacts]
-) -> str:
-    source = Source()
-    parent_class = source.document(parent)
-    card = source.card(f"{class_name(parent.name)}Card", parent, fields)
-    child = with_reference_type(child, relation.path, parent, relation.key)
+) -> Derived:
     about = "_".join(stem(relation.path)) or "card"
     shown = "_".join("_".join(words(each.name)) for each in fields)
-    place = Source.new_name(child, about, f"{about}_card", f"{about}_{shown}")
-    by = reference_keywords(Source.names(child)[relation.path], parent, relation.key)
-    pattern = f"ExtendedReference({parent_class}, {by})"
-    source.document(child, added=[f"{place}: Annotated[{card} | None, {pattern}] = None"])
-    return source.text()
+    return Derived(
+        child.name,
+        Source.new_name(child, about, f"{about}_card", f"{about}_{shown}"),
+        parent.name,
+        relation.path,
+        relation.key,
+        of=tuple(each.name for each in fields),
+        other_name=Source.new_name(child, f"{about}_by_{'_'.join(words(relation.path))}"),
+    )
 
 
 # -- copies made by hand ---------------------------------------------------------------------

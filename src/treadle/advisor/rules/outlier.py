@@ -8,6 +8,8 @@ from treadle.advisor.array_lengths import arrays, common_maximum, verdict
 from treadle.advisor.declare import Source, can_wrap, quote, snake_case, styled
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.interface import Finding, Rule, length_evidence
+from treadle.advisor.model_text import render
+from treadle.advisor.proposals import Draft, Line, Wrapped
 from treadle.advisor.wording import nice, share, size
 
 RULE = Rule(
@@ -30,6 +32,7 @@ def find(scan: Scan) -> Iterator[Finding]:
             continue
         limit = nice(max(common_maximum(lengths), LIMIT_MIN))
         beyond = lengths.above(limit)
+        draft = _draft(facts, array, limit)
         yield Finding(
             RULE,
             facts.name,
@@ -42,14 +45,15 @@ def find(scan: Scan) -> Iterator[Finding]:
                 f"documents beyond {limit:,}": f"{beyond:,} ({share(beyond, lengths.count)})",
                 "largest document": size(facts.sizes.maximum) if facts.sizes else "not measured",
             },
-            _declaration(facts, array, limit),
+            render(scan, draft),
             ("Run setup(), then rebuild(), which moves what is beyond the limit to pages.",),
             severity="problem" if facts.sizes and facts.sizes.maximum > PROBLEM_BYTES else "warning",
             confidence="high" if lengths.sampled_of is None else "medium",
+            draft=draft,
         )
 
 
-def _declaration(facts: CollectionFacts, array: FieldFacts, limit: int) -> str:
+def _draft(facts: CollectionFacts, array: FieldFacts, limit: int) -> Draft:
     item = snake_case(array.name, "item")
     pattern = f"Outlier(limit={limit}, overflow={quote(f'{item}_overflow')}, page_size={max(1_000, limit)})"
     taken = set(Source.names(facts).values())
@@ -58,9 +62,7 @@ def _declaration(facts: CollectionFacts, array: FieldFacts, limit: int) -> str:
     for part, name, kind in (("count", f"{item}_count", "int = 0"), ("flag", "has_overflow", "bool = False")):
         field = styled(facts, name)
         if field not in taken and field.isidentifier() and len(array.steps) == 1:
-            added.append(f"{field}: {kind}")
+            added.append(Line(facts.name, f"{field}: {kind}"))
             if field != name:
                 pattern = f"{pattern[:-1]}, {part}={quote(field)})"
-    source = Source({array.path: lambda annotation: f"Annotated[\n        {annotation}, {pattern}\n    ]"})
-    source.document(facts, added=added)
-    return source.text()
+    return Draft(wrapped=(Wrapped(facts.name, array.path, pattern),), lines=tuple(added))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import declare_indexes, free_name, index_model
+from treadle.advisor.declare import free_name
 from treadle.advisor.facts import CollectionFacts, Query, Scan
 from treadle.advisor.interface import Finding, Rule, query_evidence
+from treadle.advisor.model_text import render
+from treadle.advisor.proposals import Draft, Index, Keys
 from treadle.advisor.structure import is_known, query_path
 
 RULE = Rule(
@@ -23,8 +25,6 @@ EXAMINED_MIN = 1_000
 EXAMINED_PER_RETURNED_MIN = 100
 FIELDS_MAX = 4
 
-Keys = tuple[tuple[str, int], ...]
-
 
 def find(scan: Scan) -> Iterator[Finding]:
     shapes: dict[tuple[str, tuple[str, ...], Keys], list[Query]] = {}
@@ -39,7 +39,7 @@ def find(scan: Scan) -> Iterator[Finding]:
         if facts is None or not facts.plain or not all(is_known(facts, path) for path in paths):
             continue
         if not _is_served(facts, paths):
-            yield _finding(facts, paths, sort, queries)
+            yield _finding(scan, facts, paths, sort, queries)
 
 
 def _is_served(facts: CollectionFacts, paths: tuple[str, ...]) -> bool:
@@ -70,9 +70,12 @@ def _index_keys(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys) -> l
     return keys
 
 
-def _finding(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys, queries: list[Query]) -> Finding:
+def _finding(
+    scan: Scan, facts: CollectionFacts, paths: tuple[str, ...], sort: Keys, queries: list[Query]
+) -> Finding:
     evidence = query_evidence(queries)
     keys = _index_keys(facts, paths, sort)
+    draft = Draft(indexes=(Index(facts.name, tuple(keys), free_name(facts, keys)),))
     return Finding(
         RULE,
         facts.name,
@@ -81,6 +84,7 @@ def _finding(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys, queries
         f"{evidence['documents examined per query']} documents each and returned "
         f"{evidence['documents returned per query']}.",
         {**evidence, "documents in the collection": facts.count},
-        declare_indexes(facts, [index_model(keys, free_name(facts, keys))]),
+        render(scan, draft),
         ("setup() creates the index.",),
+        draft=draft,
     )

@@ -10,13 +10,13 @@ from treadle.advisor.declare import (
     can_declare,
     class_name,
     quote,
-    reference_keywords,
     snake_case,
-    with_reference_type,
 )
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Query, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence, length_evidence
+from treadle.advisor.model_text import render
 from treadle.advisor.naming import subject, words
+from treadle.advisor.proposals import Derived, Draft
 from treadle.advisor.wording import share, size
 from treadle.advisor.workload import of_children
 
@@ -92,11 +92,13 @@ def _long_array_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
     dates = [names[each.name] for each in items if each.type == "date" and each.name in names]
     sort = quote(f"-{dates[0]}" if dates else "-id")
     card = source.card(f"{child_class}Card", child, _scalars(child)[:CARD_FIELDS_MAX])
+    item = snake_case(array.name, "item")
+    place = Source.new_name(facts, f"recent_{item}s", f"recent_{item}s_by_{'_'.join(words(by))}")
     pattern = f"Subset({child_class}, by={quote(by)}, sort={sort}, size={SIZE_DEFAULT})"
     source.document(
         facts,
         without=frozenset({array.steps[0]}) if len(array.steps) == 1 else frozenset(),
-        added=_subset_field(facts, snake_case(array.name, "item"), by, card, pattern),
+        added=[f"{place}: Annotated[", f"    list[{card}], {pattern}", "] = []"],
         name=class_name(facts.name),
     )
     return source.text()
@@ -105,16 +107,6 @@ def _long_array_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
 def _scalars(facts: CollectionFacts) -> list[FieldFacts]:
     names = Source.names(facts)
     return [each for each in facts.top() if each.name in names and each.type not in ("array", "object")]
-
-
-def _subset_field(parent: CollectionFacts, item: str, by: str, card: str, pattern: str) -> list[str]:
-    """The field of the parent that holds the first few items."""
-    place = Source.new_name(parent, f"recent_{item}s", f"recent_{item}s_by_{'_'.join(words(by))}")
-    return [
-        f"{place}: Annotated[",
-        f"    list[{card}], {pattern}",
-        "] = []",
-    ]
 
 
 # -- children of which each page shows the first few --------------------------------------
@@ -145,6 +137,7 @@ def _page_reads(scan: Scan, relation: Relation, queries: list[Query]) -> Finding
     reads = sum(query.count for query in queries)
     alone = scan.workload.count(child.name, ("find", "aggregate")) if scan.workload else 0
     all_reads = alone + sum(each.count for each in of_children(scan.queries) if each.collection == child.name)
+    draft = Draft((_derived(child, parent, relation, commonest, _read_fields(queries)),))
     return Finding(
         RULE,
         child.name,
@@ -157,8 +150,9 @@ def _page_reads(scan: Scan, relation: Relation, queries: list[Query]) -> Finding
             "first": commonest.limit,
             **children_evidence(relation),
         },
-        _page_reads_declaration(child, parent, relation, commonest, _read_fields(queries)),
+        render(scan, draft),
         ("Run setup(), then rebuild() to fill the arrays.",),
+        draft=draft,
     )
 
 
@@ -171,29 +165,32 @@ def _read_fields(queries: list[Query]) -> frozenset[str] | None:
     )
 
 
-def _page_reads_declaration(
+def _derived(
     child: CollectionFacts,
     parent: CollectionFacts,
     relation: Relation,
     query: Query,
     read: frozenset[str] | None,
-) -> str:
-    source = Source()
-    child = with_reference_type(child, relation.path, parent, relation.key)
-    child_class = source.document(child)
-    names = {**Source.names(child), "_id": "id"}
-    sort = [
-        quote(("-" if way < 0 else "") + names[path])
+) -> Derived:
+    names = Source.names(child)
+    sort = tuple(
+        (path, way)
         for path, way in query.sort
         if path == "_id" or (path in names and not {"array", "object"} & set(child.fields[path].types))
-    ]
-    order = sort[0] if len(sort) == 1 else f"[{', '.join(sort or [quote('-id')])}]"
+    )
     fields = [each for each in _scalars(child) if each.path != relation.path]
     # What nobody reads would be copied at each change, for nothing.
     fields = [each for each in fields if read is None or each.name in read] or fields
-    card = source.card(f"{child_class}Card", child, fields[:CARD_FIELDS_MAX])
-    by = reference_keywords(names[relation.path], parent, relation.key)
-    pattern = f"Subset({child_class}, {by}, sort={order}, size={query.limit})"
-    item = snake_case(child.name, "child")
-    source.document(parent, added=_subset_field(parent, item, relation.path, card, pattern))
-    return source.text()
+    item, after = snake_case(child.name, "child"), "_".join(words(relation.path))
+    return Derived(
+        parent.name,
+        Source.new_name(parent, f"recent_{item}s", f"recent_{item}s_by_{after}"),
+        child.name,
+        relation.path,
+        relation.key,
+        "top",
+        tuple(each.name for each in fields[:CARD_FIELDS_MAX]),
+        sort or (("_id", -1),),
+        query.limit,
+        Source.new_name(parent, f"recent_{item}s_by_{after}"),
+    )

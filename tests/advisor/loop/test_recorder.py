@@ -1,0 +1,293 @@
+"""Recording: what clients did is in the file with its values, and the profiler is as it was.
+
+Covers: advisor/loop/recorder, advisor/loop/profiler_level, advisor/loop/profiler_rows
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+from pymongo.monitoring import CommandListener
+
+from tests.cli.invoke import RUN_SECONDS_MAX, run_verb, start
+from treadle.advisor import scan
+from treadle.advisor.loop import profiler_level, recorder, workload_file
+from treadle.advisor.loop.copying import Copier
+from treadle.advisor.loop.workload_file import Request, Workload
+from treadle.errors import DataError, UsageError
+
+
+@contextmanager
+def clients_at_work(uri: str, work: Callable[[Any], object]) -> Iterator[threading.Event]:
+    """Another client that goes on until it has worked twice while it was recorded."""
+    over, failures = threading.Event(), list[BaseException]()
+
+    def go_on() -> None:
+        with MongoClient(uri) as client:
+            while not over.is_set():
+                try:
+                    work(client.get_default_database())
+                except BaseException as failure:
+                    failures.append(failure)
+                    return
+                over.wait(0.02)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield over
+    finally:
+        over.set()
+        thread.join()
+        assert [] == failures
+
+
+def of(workload: Workload, operation: str) -> Request:
+    return next(each for each in workload if each.operation == operation)
+
+
+def level(database: Any) -> int:
+    return int(database.command({"profile": -1})["was"])
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return profiler_level.notes_folder(os.environ)
+
+
+def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0, "customer": ObjectId()})
+    key, moment = ObjectId(), dt.datetime(2026, 2, 3, tzinfo=dt.UTC)
+
+    def work(shop):
+        orders = shop["orders"]
+        number = ObjectId()
+        orders.insert_one({"_id": number, "customer": key, "text": "first\nsecond"})
+        list(orders.find({"customer": key, "date": {"$lt": moment}}, sort=[("date", -1)], limit=3))
+        list(orders.aggregate([{"$match": {"customer": key}}, {"$count": "n"}]))
+        shop.command({"count": "orders", "query": {"customer": key}})
+        orders.distinct("customer", {"n": 5})
+        orders.update_one({"_id": number}, {"$set": {"text": "other"}})
+        orders.find_one_and_update({"_id": number}, {"$inc": {"n": 2}})
+        orders.delete_many({"_id": number})
+
+    with clients_at_work(uri, work):
+        recorded = recorder.record(database, tmp_path / "w", seconds=1.0, notes=notes)
+    workload = workload_file.read(tmp_path / "w")
+    assert 0o600 == stat.S_IMODE((tmp_path / "w").stat().st_mode)
+    assert {"find", "aggregate", "count", "distinct", "insert", "update", "modify", "delete"} == {
+        each.operation for each in workload
+    }
+    found = of(workload, "find").body
+    assert {"customer": key, "date": {"$lt": moment}} == found["filter"]
+    assert ({"date": -1}, 3) == (found["sort"], found["limit"])
+    assert {"$set": {"text": "other"}} == of(workload, "update").body["u"]
+    assert "first\nsecond" == of(workload, "insert").body["document"]["text"]
+    assert {"$inc": {"n": 2}} == of(workload, "modify").body["update"]
+    summary = workload.summary()
+    assert (recorded.operations, True) == (summary.operations, summary.complete)
+    assert recorded.seconds > 0.5
+    assert all(0 <= each.at < 30 for each in workload)
+    # Our own reads of the profiler are none of the clients' work.
+    assert {"orders"} == {each.collection for each in workload}
+    assert 0 == level(database)
+    assert not list(notes.glob("*"))
+
+
+def test_the_former_level_comes_back_as_it_was(database, tmp_path, notes):
+    database.command({"profile": 1, "slowms": 250, "sampleRate": 0.5})
+    recorder.record(database, tmp_path / "w", seconds=0.1, notes=notes)
+    present = database.command({"profile": -1})
+    assert (1, 250, 0.5) == (present["was"], present["slowms"], present["sampleRate"])
+    database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0})
+
+
+def test_what_may_not_be_recorded_is_refused(database, tmp_path, notes):
+    with pytest.raises(UsageError, match="server's own"):
+        recorder.record(database.client["admin"], tmp_path / "w", notes=notes)
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(UsageError) as refused:
+        recorder.record(database, tmp_path / "there", seconds=0.1, notes=notes)
+    assert "output-exists" == refused.value.code
+    assert "mine" == (tmp_path / "there").read_text()
+    recorder.record(database, tmp_path / "there", seconds=0.1, force=True, notes=notes)
+    assert 0o600 == stat.S_IMODE((tmp_path / "there").stat().st_mode)
+
+
+def test_a_login_without_the_right_is_told_which(database, tmp_path, notes, server):
+    name = f"reader{ObjectId()}"
+    database.command({"createUser": name, "pwd": "x", "roles": [{"role": "read", "db": database.name}]})
+    address = f"mongodb://{name}:x@127.0.0.1:{server.port}/{database.name}?directConnection=true"
+    try:
+        with MongoClient(address) as client, pytest.raises(DataError, match="dbAdmin"):
+            recorder.record(client.get_default_database(), tmp_path / "w", notes=notes)
+    finally:
+        database.command({"dropUser": name})
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_file_has_a_largest_size(uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0})
+    with clients_at_work(uri, lambda shop: list(shop["orders"].find({"text": "x" * 2_000}))):
+        recorded = recorder.record(database, tmp_path / "w", seconds=20.0, bytes_max=20_000, notes=notes)
+    assert 20_000 < (tmp_path / "w").stat().st_size + 5_000 < 30_000
+    assert recorded.lost
+    assert not workload_file.read(tmp_path / "w").summary().complete
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + RUN_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _follows(database: Any) -> bool:
+    """Whether somebody reads the profiler, which a recording does as soon as the level is raised."""
+    pipeline = [
+        {"$currentOp": {"idleCursors": True, "allUsers": True}},
+        {"$match": {"ns": f"{database.name}.system.profile"}},
+    ]
+    return bool(list(database.client.admin.aggregate(pipeline)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0})
+    process = start(
+        "record", uri, "-o", str(tmp_path / "w"), "--seconds", "500", XDG_STATE_HOME=str(notes.parents[1])
+    )
+    _wait_for(lambda: b"\n" in ((tmp_path / "w").read_bytes() if (tmp_path / "w").exists() else b""))
+    _wait_for(lambda: _follows(database))
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=RUN_SECONDS_MAX)
+    assert 130 == process.returncode, errors
+    assert "back at level 0" in output
+    assert 0 == level(database)
+    assert workload_file.read(tmp_path / "w").database == database.name
+    assert not list(notes.glob("*"))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "scan",
+        *(pytest.param(each, marks=pytest.mark.all) for each in ("doctor", "record")),
+        "record in Python",
+    ],
+)
+def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0})
+    state = str(notes.parents[1])
+    process = start("record", uri, "-o", str(tmp_path / "w"), "--seconds", "500", XDG_STATE_HOME=state)
+    _wait_for(lambda: _follows(database))
+    # While it runs, nobody sets anything back, and no second recording begins.
+    assert profiler_level.leftover(database.client, database.name, notes) is None
+    with pytest.raises(UsageError, match="under way"):
+        recorder.record(database, tmp_path / "second", notes=notes)
+    process.kill()
+    process.communicate()
+    assert 2 == level(database)
+    if verb == "record in Python":
+        recorded = recorder.record(database, tmp_path / "next", seconds=0.1, notes=notes)
+        assert "was killed" in recorded.mended
+        assert 0 == recorded.former_level
+    else:
+        arguments = ["-o", str(tmp_path / "next"), "--seconds", "0.1"] if verb == "record" else []
+        assert "was killed" in run_verb(verb, uri, *arguments).output
+    assert 0 == level(database)
+    assert not list(notes.glob("*"))
+
+
+def test_a_profiler_at_level_two_gets_its_sample_and_filter_back(database, tmp_path, notes):
+    """As after a recording that was killed: the level alone says nothing."""
+    former = {"profile": 2, "slowms": 120, "sampleRate": 0.5, "filter": {"millis": {"$gt": 5}}}
+    database.command(former)
+    process = profiler_level.server_process(database.client)
+    note = profiler_level.Note(notes, process, database.name)
+    was = profiler_level.read_level(database)
+    assert former == was.as_command()
+    assert note.take(process, database.name, was, tmp_path / "w")
+    profiler_level.raise_level(database, was)
+    note.drop(is_set_back=False)
+    assert was.raised() == profiler_level.read_level(database) != was
+    assert "was killed" in profiler_level.mend(database, notes)
+    assert was == profiler_level.read_level(database)
+    database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0, "filter": "unset"})
+
+
+def test_nothing_is_recorded_where_the_former_level_cannot_be_noted(database, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="XDG_STATE_HOME") as refused:
+        recorder.record(database, tmp_path / "w", seconds=0.1, notes=tmp_path / "file" / "notes")
+    assert "output-invalid" == refused.value.code
+    assert not (tmp_path / "w").exists()
+    assert 0 == level(database)
+
+
+def test_a_level_that_somebody_changed_meanwhile_is_left_alone(uri, database, tmp_path, notes):
+    process = profiler_level.server_process(database.client)
+    note = profiler_level.Note(notes, process, database.name)
+    assert note.take(process, database.name, profiler_level.Level(0, 100, 1.0), tmp_path / "w")
+    note.drop(is_set_back=False)
+    database.command({"profile": 1})
+    assert profiler_level.mend(database, notes) is None
+    assert 1 == level(database)
+    assert not list(notes.glob("*"))
+    database.command({"profile": 0})
+
+
+class Sent(CommandListener):
+    """The commands that a client sends."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, dict[str, Any]]] = []
+
+    def started(self, event: Any) -> None:
+        self.commands.append((event.command_name, dict(event.command)))
+
+    def succeeded(self, event: Any) -> None:
+        pass
+
+    def failed(self, event: Any) -> None:
+        pass
+
+
+# They take no time of the server's, or go by the time limit of the command that began them.
+WITHOUT_LIMIT = {"getMore", "killCursors", "endSessions", "saslStart", "saslContinue"}
+
+
+def test_every_operation_on_the_recorded_server_has_a_time_limit(uri, database, tmp_path, notes):
+    """Of a recording, and of the copy that a trial makes."""
+    database["orders"].insert_many([{"customer": number % 7} for number in range(3_000)])
+    database["customers"].insert_many([{"_id": number} for number in range(7)])
+    sent = Sent()
+    with MongoClient(uri, event_listeners=[sent]) as client:
+        watched = client.get_default_database()
+        recorder.record(watched, tmp_path / "w", seconds=0.2, notes=notes)
+        report = scan(watched)
+        target = database.client[f"{database.name}_copy"]
+        try:
+            Copier(watched, target, report.scan, 500, {}, lambda *step: None).run(["customers", "orders"], [])
+        finally:
+            database.client.drop_database(target.name)
+    assert {"find", "aggregate", "profile", "listCollections", "listIndexes"} <= {
+        name for name, _ in sent.commands
+    }
+    unlimited = {name for name, command in sent.commands if "maxTimeMS" not in command} - WITHOUT_LIMIT
+    assert set() == unlimited
+    writes = {"insert", "update", "delete", "findAndModify", "create", "createIndexes", "drop", "collMod"}
+    assert not writes & {name for name, _ in sent.commands}
