@@ -21,7 +21,10 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any
 
 import pytest
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient, common
+from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from tests.kit import processes
@@ -47,7 +50,8 @@ def _nothing() -> None: ...
 class Write:
     """A write to sweep, and how its outcome is read.
 
-    `read` returns what callers own; it is compared with its value before the
+    `reset` prepares the database. It runs once; before each attempt the
+    documents that it left are stored again. `read` returns what callers own; it is compared with its value before the
     write and after one without a fault. Without it, `check` alone decides,
     which is told whether the write was acknowledged. `settle` runs after the
     recovery, for work that only the next run completes. A `refused` write
@@ -61,6 +65,30 @@ class Write:
     read: Callable[[], Any] = _nothing
     settle: Callable[[], Any] = _nothing
     refused: bool = False
+
+
+class Snapshot:
+    """The documents of a database at one moment, to be stored again."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database.with_options(codec_options=CodecOptions(RawBSONDocument))
+        self._documents = {name: self._read(name) for name in self._names()}
+
+    def _names(self) -> list[str]:
+        return self._database.list_collection_names(filter={"type": "collection"})
+
+    def _read(self, name: str) -> list[RawBSONDocument]:
+        return list(self._database[name].find())
+
+    def restore(self) -> None:
+        for name in self._names():
+            documents, stored = self._documents.get(name, []), self._read(name)
+            if {each.raw for each in documents} == {each.raw for each in stored}:
+                continue
+            collection = self._database[name]
+            collection.delete_many({})
+            if documents:
+                collection.insert_many(documents, bypass_document_validation=True)
 
 
 class Stores:
@@ -170,13 +198,19 @@ class FaultSweep:
 
     def outcomes(self, stores: Stores, write: Write) -> tuple[Any, Any]:
         """What callers own before the write, and after it without any fault."""
+        _, before, after = self._prepare(stores, write)
+        return before, after
+
+    def _prepare(self, stores: Stores, write: Write) -> tuple[Snapshot, Any, Any]:
+        """Prepare the database, and perform the write without a fault."""
         write.reset()
+        snapshot = Snapshot(stores.database)
         before = write.read()
         with contextlib.suppress(*[DataError] * write.refused):
             write.act(stores.sound)
         after = write.read()
         self._check(stores, write, not write.refused, before, after)
-        return before, after
+        return snapshot, before, after
 
     def _check(self, stores: Stores, write: Write, acknowledged: bool, before: Any, after: Any) -> None:
         write.settle()
@@ -192,11 +226,11 @@ class FaultSweep:
         self, stores: Stores, write: Write, faults: Sequence[Fault] = FAULTS, *, every: int = 2
     ) -> int:
         """Sweep the faults over the commands of a write. Returns the number of faults that were met."""
-        before, after = self.outcomes(stores, write)
+        snapshot, before, after = self._prepare(stores, write)
 
         def attempt(fault: Fault, skip: int) -> bool:
             store = stores.behind(fault)
-            write.reset()
+            snapshot.restore()
             acknowledged = False
             with self.arm(fault, skip) as is_met:
                 with contextlib.suppress(PyMongoError, DataError):
@@ -226,8 +260,8 @@ class FaultSweep:
         commands, because reads leave nothing behind. `act` is performed in the
         process as `processes.die_before` says.
         """
-        before, after = self.outcomes(stores, write)
-        write.reset()
+        snapshot, before, after = self._prepare(stores, write)
+        snapshot.restore()
         with MongoClient[Any](self.server.uri, event_listeners=[self.log]) as client:
             perform = act(client, *arguments)
             self.log.clear()
@@ -237,7 +271,7 @@ class FaultSweep:
         skips = range(count)
         chosen = skips if ALL else random.Random(write.name).sample(skips, min(KILLS_MAX, count))
         for skip in sorted(chosen):
-            write.reset()
+            snapshot.restore()
             assert processes.kill_before(self.server.uri, commands, skip, act, *arguments)
             self.end_sessions()
             # As another process would: a new Store recovers, and goes by nothing but what is stored.
