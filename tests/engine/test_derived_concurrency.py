@@ -10,7 +10,6 @@ Covers: engine/guards
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal
@@ -337,51 +336,4 @@ def test_one_bad_write_fails_alone(run, database):
     assert [each.rating for each in good] == [each.rating for each in fine]
     assert (taken.id, 3) == (results[-1].id, results[-1].rating)
     assert 7 == database.reviews.count_documents({})
-    check_products(racers, database)
-
-
-def test_a_group_is_one_transaction_and_each_caller_gets_its_own(run, database):
-    """While the first writer is held up, the others queue; then they go together, the bad one aside."""
-    racers = Racers(run, SHOP)
-    product = racers.store.insert(Product())
-    taken = racers.store.insert(Review(product_id=product.id, rating=1))
-    inner = racers.store._inner if racers.tasks else racers.store
-    batcher = inner._group_commit
-    sizes: list[int] = []
-    commit = batcher._perform
-    queued = WRITERS - 1
-
-    if racers.tasks:
-
-        async def held(works: Any, attempts_max: Any) -> Any:
-            sizes.append(len(works))
-            while len(sizes) == 1 and len(batcher._queue) < queued:
-                await asyncio.sleep(0)
-            return await commit(works, attempts_max)
-
-    else:
-
-        def held(works: Any, attempts_max: Any) -> Any:
-            sizes.append(len(works))
-            deadline = dt.datetime.now() + dt.timedelta(seconds=JOIN_SECONDS_MAX)
-            while len(sizes) == 1 and len(batcher._queue) < queued and dt.datetime.now() < deadline:
-                threading.Event().wait(0.001)
-            return commit(works, attempts_max)
-
-    batcher._perform = held
-
-    def insert(number: int) -> Callable[[Caller], Coroutine[Any, Any, Any]]:
-        async def work(store: Caller) -> Any:
-            review = Review(product_id=product.id, rating=number)
-            if number == 3:
-                review = Review(id=taken.id, product_id=product.id, rating=number)
-            return await store.insert(review)
-
-        return work
-
-    results = racers.together([insert(number) for number in range(WRITERS)])
-    assert isinstance(results[3], Exception)
-    kept = [number for number in range(WRITERS) if number != 3]
-    assert kept == [results[number].rating for number in kept]
-    assert queued in sizes
     check_products(racers, database)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -22,33 +21,6 @@ from treadle import Store
 WRITERS = 8
 
 # -- many writers ------------------------------------------------------------------------------------
-
-
-def test_many_writers_who_open_a_day_make_one_document(server, database):
-    """Each with a Store and a client of its own, so that nobody shares a transaction."""
-    Store(database, [Sale, DailySales]).setup()
-    clients = [MongoClient[Any](server.uri) for _ in range(WRITERS)]
-    try:
-        stores = [Store(client[database.name], [Sale, DailySales]) for client in clients]
-        for day in range(1, 9):
-            race(*(lambda s=store, d=day: s.insert(sale(1, "1.5", 2026, 3, d)) for store in stores))  # type: ignore[misc]
-        found = list(database.daily_summaries.find())
-        assert 8 == len(found)
-        assert {(WRITERS, Decimal(12))} == {
-            (each["order_count"], each["total_amount"].to_decimal()) for each in found
-        }
-        # The last leave while others come.
-        ids = [each["_id"] for each in database.sales.find()]
-        jobs: list[Callable[[], Any]] = []
-        for number, store in enumerate(stores):
-            mine = ids[number::WRITERS]
-            jobs.append(lambda s=store, m=mine: [s.delete(Sale, each) for each in m])  # type: ignore[misc]
-        race(*jobs)
-        assert 0 == database.daily_summaries.count_documents({})
-        assert [] == stores[0].verify()
-    finally:
-        for client in clients:
-            client.close()
 
 
 def test_two_sessions_that_open_one_group_conflict(database):
