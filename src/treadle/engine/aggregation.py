@@ -7,7 +7,7 @@ an index before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import bson
@@ -97,18 +97,26 @@ def _add_values(rules: Sequence[DerivedRule], keys: Sequence[Any], values: Value
     """Add the values of targets, given the keys that their sources hold."""
     if not keys:
         return
-    ranked = [rule for rule in rules if rule.first is not None and len(keys) == 1]
-    for fold in [*(Fold([rule]) for rule in ranked), *folds_of(rule for rule in rules if rule not in ranked)]:
+    for fold, stages in _groupings(rules, keys):
         rule = fold.rules[0]
-        stages = fold.stages(keys)
-        if rule in ranked:
-            # The sources that decide the value of one target are found by an index.
-            stages = [*(rule.first or ()), *stages]
         own = beside(rule.match.condition(keys), rule.condition)
         reads, keep = source_paths(fold.rules), _contributing(rule, keys)
         states = fold.by_key((yield from rule.source.sources.group(own, stages, reads=reads, keep=keep)))
         for key, parts in values.items():
             parts.update(fold.finish(states.get(key)))
+
+
+def _groupings(rules: Sequence[DerivedRule], keys: Sequence[Any]) -> Iterator[tuple[Fold, list[Raw]]]:
+    """Yield the folds that compute some rules, each with its stages."""
+    if len(keys) == 1:
+        # The sources that decide the value of one target are found by an index.
+        for rule in rules:
+            if rule.first is not None:
+                fold = Fold([rule])
+                yield fold, [*rule.first, *fold.stages(keys)]
+        rules = [rule for rule in rules if rule.first is None]
+    for fold in folds_of(rules):
+        yield fold, fold.stages(keys)
 
 
 def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:

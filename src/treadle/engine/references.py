@@ -234,11 +234,9 @@ def _follow_class(entry: ModelEntry, pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
 def _store_filled(entry: ModelEntry, written: Sequence[Raw], filled: list[Raw]) -> Plan[list[Raw]]:
     """Store what was filled in after a write, and evaluate formulas. Returns the documents."""
     stages = derivation(entry).formula_stages
-    updates = []
-    for before, after in zip(written, filled, strict=True):
-        sets = changed_fields(before, after)
-        if sets or stages:
-            updates.append((by_id(after["_id"]), [*([{"$set": sets}] if sets else []), *stages]))
+    pairs = zip(written, filled, strict=True)
+    updates = [(by_id(after["_id"]), _filling(before, after, stages)) for before, after in pairs]
+    updates = [(chosen, pipeline) for chosen, pipeline in updates if pipeline]
     if len(filled) == 1 and updates:
         again = yield from find_one_and_update(entry.collection, *updates[0])
         return filled if again is None else [again]
@@ -248,3 +246,9 @@ def _store_filled(entry: ModelEntry, written: Sequence[Raw], filled: list[Raw]) 
         return filled
     now = yield from by_ids(entry.collection, [each["_id"] for each in filled])
     return [now.get(freeze(each["_id"]), each) for each in filled]
+
+
+def _filling(written: Raw, filled: Raw, stages: Sequence[Raw]) -> list[Raw]:
+    """Return the update that makes a written document the filled one, and evaluates what follows."""
+    sets = changed_fields(written, filled)
+    return [{"$set": sets}, *stages] if sets else list(stages)

@@ -46,12 +46,8 @@ def read_current(entry: ModelEntry, raws: Sequence[Raw]) -> Plan[list[Raw]]:
         return list(raws)
     current = (yield from chain.upgrade(raws)).required()
     # Where others follow, only the background migration stores documents: it lets them follow.
-    if (
-        chain.stores_back
-        and not chain.writes_older
-        and entry.kinds.root.effects.is_plain
-        and not (yield from is_inside())
-    ):
+    stores_back = chain.stores_back and not chain.writes_older and entry.kinds.root.effects.is_plain
+    if stores_back and not (yield from is_inside()):
         yield from _store_back(entry, [raw["_id"] for raw in outdated])
     return current
 
