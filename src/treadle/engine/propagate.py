@@ -200,9 +200,12 @@ def _evaluated(
     for change, before, after in seen:
         old, new = ([] if side is None else next(by_document) for side in (before, after))
         for number, rule in enumerate(rules):
-            removed, added = ([(row[KEY], row.get(f"value{number}")) for row in rows] for rows in (old, new))
-            results[rule].append(Contributions(change, removed, added))
+            results[rule].append(Contributions(change, _of_rows(old, number), _of_rows(new, number)))
     return results
+
+
+def _of_rows(rows: Sequence[Raw], number: int) -> list[Contribution]:
+    return [(row[KEY], row.get(f"value{number}")) for row in rows]
 
 
 def _rows_by_document(rules: Sequence[DerivedRule], documents: Sequence[Raw]) -> Plan[list[list[Raw]]]:

@@ -24,7 +24,6 @@ from treadle.graph.versions import Divided, VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
 from treadle.query.keys import freeze
-from treadle.query.paths import top
 
 # The ids of documents that were quarantined, with the reasons.
 Failed: TypeAlias = list[tuple[Any, str]]
@@ -159,11 +158,7 @@ class Scope:
         """
         if not self.versions.may_change:
             return False
-        changed = self.versions.changed_fields
-        named = None if reads is None else {top(path) for path in reads} - {"_id"}
-        if named is None or (named and (changed is None or named & changed)):
-            return True
-        return self.divide(own) is not None
+        return self.versions.may_change_any(reads) or self.divide(own) is not None
 
     def divide(self, own: Mapping[str, Any]) -> Divided | None:
         """Return what matches in two parts, before and after the upgrade; None where versions agree."""

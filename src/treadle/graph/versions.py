@@ -439,6 +439,13 @@ class VersionChain:
         """The steps by which stored documents become current ones."""
         return [self.steps[version] for version in range(1, self.newest)]
 
+    def may_change_any(self, paths: Iterable[str] | None) -> bool:
+        """Whether an upgrade may change a field among these paths, None for any."""
+        if paths is None:
+            return True
+        names, changed = {*map(top, paths)} - {"_id"}, self.changed_fields
+        return bool(names if changed is None else names & changed)
+
     def divide_strictly(self, own: Raw) -> Divided | None:
         """A rule's condition in two parts; None where it means the same in every version.
 
@@ -447,11 +454,7 @@ class VersionChain:
         return self._divided(own, self._may_mean_another)
 
     def _may_mean_another(self, part: Raw) -> bool:
-        paths, changed = filter_references(part), self.changed_fields
-        if paths is None:
-            return True
-        names = set(map(top, paths))
-        return not names <= {"_id"} if changed is None else bool(names & changed)
+        return self.may_change_any(filter_references(part))
 
     def _divided(self, own: Raw, changes: Callable[[Raw], bool]) -> Divided | None:
         if not self.may_change:
