@@ -1,6 +1,6 @@
 """Computed: counts, sums, averages, extremes and formulas that are right after every write.
 
-Covers: graph/derived, engine/propagate, engine/aggregation, engine/target_updates
+Covers: graph/derived, engine/propagate, engine/aggregation, engine/pipelines
 """
 
 from __future__ import annotations

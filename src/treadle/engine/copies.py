@@ -8,9 +8,8 @@ from typing import Any
 
 from treadle.engine.deletes import follow_references
 from treadle.engine.guards import guard
-from treadle.engine.pipelines import formula_stages
+from treadle.engine.pipelines import formula_stages, is_followed, note_writes
 from treadle.engine.references import read_sources
-from treadle.engine.target_updates import is_followed, note_writes
 from treadle.engine.version_upgrade import upgrade_matching_upgraded
 from treadle.errors import DataError
 from treadle.graph.changes import Change, Changes, NotRead

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from treadle.engine.aggregation import Values, aggregate_values, refuse_unfit
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import derivation, stamps_of
+from treadle.engine.pipelines import TargetUpdate, derivation, literals, stamps_of, store_derived
 from treadle.engine.references import fill_copies
 from treadle.engine.salvage import divide
-from treadle.engine.target_updates import TargetUpdate, literals, store_derived
 from treadle.errors import DataError
 from treadle.graph.changes import Changes, load_images
 from treadle.graph.derived import DerivedRule, FormulaRule, LocalRule

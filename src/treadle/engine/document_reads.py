@@ -12,6 +12,7 @@ from bson import ObjectId
 
 from treadle.engine.documents import translated
 from treadle.engine.indexes import declared_indexes
+from treadle.engine.pipelines import READ_KEYS_MAX
 from treadle.engine.queries import find_matching, refuse_changed, upgraded_for_reader
 from treadle.engine.reads import (
     ArchiveReader,
@@ -22,7 +23,6 @@ from treadle.engine.reads import (
     find_command,
     path_of,
 )
-from treadle.engine.target_updates import READ_KEYS_MAX
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.model_entry import ModelEntry

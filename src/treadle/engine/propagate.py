@@ -24,16 +24,17 @@ from typing import Any, NamedTuple
 from treadle.engine.aggregation import aggregate_values
 from treadle.engine.copies import FanOut, copy_change, follow_key_change
 from treadle.engine.guards import alternate_keys_of, guard
-from treadle.engine.pipelines import changed_fields, stamps_of
-from treadle.engine.references import fill_copies
-from treadle.engine.target_updates import (
+from treadle.engine.pipelines import (
     READ_KEYS_MAX,
     TargetUpdate,
+    changed_fields,
     is_followed,
     literals,
     note_writes,
+    stamps_of,
     store_derived,
 )
+from treadle.engine.references import fill_copies
 from treadle.engine.version_upgrade import lower_documents, upgrade_possible
 from treadle.graph.aggregate import RECOMPUTE, Aggregate, Values
 from treadle.graph.changes import Change, Changes, NotRead, load_documents

@@ -8,9 +8,8 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.pipelines import derivation, update_pipeline
+from treadle.engine.pipelines import TargetUpdate, derivation, store_derived, update_pipeline
 from treadle.engine.references import follow_own
-from treadle.engine.target_updates import TargetUpdate, store_derived
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.patterns.tree.fields import Tree
