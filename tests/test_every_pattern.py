@@ -37,8 +37,7 @@ from treadle.graph.rule import Pattern, Rule
 from treadle.patterns.approximation.rule import Approximate
 from treadle.patterns.archive.rule import Archive
 from treadle.patterns.attributes import Attributes
-from treadle.patterns.bucket.rule import Bucket
-from treadle.patterns.bucket.time_series import TimeSeries
+from treadle.patterns.bucket.declaration import Bucket, TimeSeries
 from treadle.patterns.computed import Average, Collect, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.history.rule import History

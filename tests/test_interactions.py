@@ -159,7 +159,6 @@ class Sample(
     value: float
 
 
-@pytest.mark.xfail(strict=True, reason="r10: a reading is stored again after its bucket was archived")
 def test_a_reading_is_unique_across_archived_buckets(database):
     store = started(database, Sample)
     store.insert(Sample(sensor="a", at=START, value=1.0))

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from treadle.patterns.approximation.rule import Approximate as Approximate
     from treadle.patterns.archive.rule import Archive as Archive
     from treadle.patterns.attributes import Attributes as Attributes
-    from treadle.patterns.bucket.rule import Bucket as Bucket
-    from treadle.patterns.bucket.time_series import TimeSeries as TimeSeries
+    from treadle.patterns.bucket.declaration import Bucket as Bucket
+    from treadle.patterns.bucket.declaration import TimeSeries as TimeSeries
     from treadle.patterns.computed import Average as Average
     from treadle.patterns.computed import Collect as Collect
     from treadle.patterns.computed import Count as Count
@@ -102,8 +102,7 @@ _NAMES = {
     "patterns.approximation.rule": "Approximate",
     "patterns.archive.rule": "Archive",
     "patterns.attributes": "Attributes",
-    "patterns.bucket.rule": "Bucket",
-    "patterns.bucket.time_series": "TimeSeries",
+    "patterns.bucket.declaration": "Bucket TimeSeries",
     "patterns.computed": "Average Collect Count Formula Max Min Sum",
     "patterns.extended_reference": "ExtendedReference",
     "patterns.history.rule": "History",

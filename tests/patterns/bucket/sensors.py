@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,6 +36,14 @@ def reading_with(**options: Any) -> type[Document]:
     return Measured
 
 
+def fill(store: Any, reading: Any, minutes: Any = range(0, 120, 10)) -> None:
+    store.insert_many([reading(sensor_id="s", ts=at(minute), temp=minute) for minute in minutes])
+
+
+def seen(store: Any, reading: Any) -> list[tuple[str, datetime, float]]:
+    return sorted((each.sensor_id, each.ts, each.temp) for each in store.find(reading))
+
+
 def at(minutes: float) -> datetime:
     return START + timedelta(minutes=minutes)
 
@@ -48,3 +58,21 @@ def stored(database: Any, collection: str = "sensor_data") -> list[dict[str, Any
     for each in found:
         del each["_id"]
     return found
+
+
+def in_threads(work: Callable[[int], Any], count: int = 16) -> None:
+    """Call `work` with a number in each of several threads, and expect no error."""
+    failed: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [] == failed

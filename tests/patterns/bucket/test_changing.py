@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel
 
-from tests.patterns.bucket.sensors import HOUR, at, reading_with, stored
-from treadle import Bucket, Document, Store, Unchecked, UsageError
+from tests.patterns.bucket.sensors import HOUR, at, in_threads, reading_with, stored
+from treadle import Bucket, DataError, Document, Limits, PartlyDone, Store, Unchecked, UsageError
 
 # -- changing ----------------------------------------------------------------------------------------
 
@@ -46,6 +45,12 @@ def test_count_and_statistics_stay_exact_when_readings_change(filled, database):
     assert 18 == store.delete_many(measured, {"sensor_id": "b"})
     assert 12 == store.delete_many(measured, {})
     assert 0 == database.measured.count_documents({})
+
+
+def as_bson(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_bson(each) for key, each in value.items()}
+    return Decimal128(value) if isinstance(value, Decimal) else value
 
 
 def test_updates_mean_what_the_server_means(run, database):
@@ -95,9 +100,7 @@ def test_updates_mean_what_the_server_means(run, database):
         }
         store.insert(Rich(a="s", ts=at(number), note="m"))
         database.plain.insert_one({"_id": number, **raw})
-        from treadle.model.bson_types import to_bson
-
-        database.plain.update_one({"_id": number}, to_bson(update, []))
+        database.plain.update_one({"_id": number}, as_bson(update))
         assert 1 == store.update_many(Rich, {"ts": at(number)}, update)
         expected = database.plain.find_one({"_id": number}, {"_id": 0})
         (bucket,) = database.rich.find()
@@ -118,99 +121,75 @@ def test_a_move_meets_no_reading_twice(run):
     assert [] == store.verify()
 
 
-# -- unique ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"unique": "label"}], ids=str)
-def test_a_reading_that_comes_twice_is_stored_once(options, run):
-    """Also when its bucket has been full since; it is counted."""
-    measured = reading_with(**{"unique": "ts", **options})
-    store = run.store([measured])
+def test_deleting_whole_buckets_counts_only_what_this_call_deleted(overheard, database):
+    through, listener = overheard
+    measured = reading_with()
+    store = Store(through, [measured])
     store.setup()
-    batch = [measured(sensor_id="s", ts=at(minute), temp=minute, label=f"m{minute}") for minute in range(11)]
-    assert 0 == store.insert_many(batch).duplicates
-    again = store.insert_many([*batch, measured(sensor_id="s", ts=at(20), label="m20"), batch[0]])
-    assert (12, ["m20"]) == (again.duplicates, [each.label for each in again])
-    store.rebuild()
-    assert 12 == store.insert_many([*batch, again[0]]).duplicates
-    first = store.insert(measured(sensor_id="s", ts=at(3), temp=99, label="m3"))
-    assert 3.0 == first.temp
-    store.insert(measured(sensor_id="other", ts=at(3), label="m3"))
-    assert 13 == store.count(measured)
-    if "unique" not in options:
-        with pytest.raises(UsageError, match="forbids"):
-            store.update(measured, {"sensor_id": "s", "ts": at(20)}, {"$set": {"ts": at(5)}})
-    assert [] == store.verify()
+    store.insert_many([measured(sensor_id="s", ts=at(60 * hour)) for hour in range(6)])
+    listener.before(("delete",), 0, lambda: database.measured.delete_one({"start": at(0)}))
+    assert 5 == store.delete_many(measured, {"sensor_id": "s"})
+    assert 0 == store.count(measured)
 
 
-def test_sixteen_threads_with_the_same_readings_store_each_once(database):
-    measured = reading_with(unique="ts", limit=5)
-    store = Store(database, [measured])
+@pytest.mark.parametrize("ends", ["refused", "damaged"])
+def test_readings_that_were_changed_before_another_bucket_ended_it_are_counted(ends, database):
+    measured = reading_with()
+    store = Store(database, [measured], limits=Limits(bucket_page=1))
     store.setup()
-    refused = []
+    store.insert_many([measured(sensor_id=sensor, ts=at(1), temp=0) for sensor in "aab"])
+    if ends == "refused":
+        rule = {"$or": [{"sensor_id": "a"}, {"stats.temp.sum": 0}]}
+        database.command("collMod", "measured", validator=rule)
+    else:
+        database.command("collMod", "measured", validator={})
+        database.measured.update_one({"sensor_id": "b"}, {"$set": {"readings": "none"}})
+    with pytest.raises(PartlyDone) as raised:
+        store.update_many(measured, {}, {"$set": {"temp": 5}})
+    assert 2 == raised.value.done
+    assert 10 == database.measured.find_one({"sensor_id": "a"})["stats"]["temp"]["sum"]
+    with pytest.raises(DataError) as inside, store.transaction():
+        store.update_many(measured, {}, {"$set": {"temp": 7}})
+    assert not isinstance(inside.value, PartlyDone)
+    assert 10 == database.measured.find_one({"sensor_id": "a"})["stats"]["temp"]["sum"]
 
-    def write() -> None:
-        for minute in range(12):
-            refused.append(
-                store.insert_many(
-                    [measured(sensor_id="s", ts=at(minute)), measured(sensor_id="s", ts=at(minute + 12))]
-                ).duplicates
-            )
 
-    in_threads(write)
-    assert 24 == store.count(measured)
-    assert 16 * 24 - 24 == sum(refused)
-    assert [] == store.verify()
+def test_a_change_that_could_not_be_read_back_changes_nothing(run, database):
+    reading = reading_with()
+    store = run.store([reading])
+    store.setup()
+    store.insert_many([reading(sensor_id="s", ts=at(minute), temp=minute) for minute in range(3)])
+    before = list(database.measured.find())
+    for update, code in (
+        ({"$set": {"label": 5}}, "document-invalid"),
+        ({"$unset": {"sensor_id": ""}}, "document-invalid"),
+        ([{"$set": {"label": {"a": 1}}}], "validator-refused"),
+    ):
+        for call, chosen in ((store.update, {"ts": at(1)}), (store.update_many, {})):
+            with pytest.raises(DataError, match="fit") as caught:
+                call(reading, chosen, update)
+            assert code == caught.value.code
+    wrong = store.find_one(reading, {"ts": at(1)})
+    wrong.label = 7
+    with pytest.raises(DataError):
+        store.replace(wrong)
+    wrong.ts = at(2)
+    with pytest.raises(UsageError) as refused:
+        store.insert_many([reading(sensor_id="s", ts=at(9)), wrong])
+    assert "model-inconsistent" == refused.value.code
+    assert before == list(database.measured.find())
+    # What another program wrote can be repaired, and otherwise changed.
+    database.measured.update_one({}, {"$set": {"readings.1.label": 5}})
+    assert 3 == store.update_many(reading, {}, {"$inc": {"temp": 1}})
+    assert 3 == store.update_many(reading, {}, {"$set": {"label": "repaired"}})
+    assert ["repaired"] * 3 == [each.label for each in store.find(reading)]
 
 
 # -- many at once ------------------------------------------------------------------------------------
 
 
-def in_threads(*works: Any, count: int = 16) -> None:
-    failed: list[BaseException] = []
-
-    def guarded(work: Any) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [
-        threading.Thread(target=guarded, args=(works[number % len(works)],)) for number in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [] == failed
-
-
-@pytest.mark.parametrize("options", [{"limit": 25}, {"limit": None}, {"span": None, "limit": 25}], ids=str)
-def test_sixteen_threads_on_one_bucket_are_exact(options, database):
-    """Without the unique index some would open the same bucket twice; without sequence numbers many would fail."""
-    measured = reading_with(**options)
-    store = Store(database, [measured])
-    store.setup()
-
-    def write() -> None:
-        for number in range(15):
-            store.insert(measured(sensor_id="s", ts=at(number), temp=1))
-
-    in_threads(write)
-    buckets = stored(database, "measured")
-    assert 240 == sum(each["count"] for each in buckets) == store.count(measured)
-    assert 240.0 == sum(each["stats"]["temp"]["sum"] for each in buckets)
-    assert [] == store.verify()
-    keys = [(each["start"], each.get("_treadle", {}).get("sequence", 0)) for each in buckets]
-    assert len(set(keys)) == len(keys)
-    if options["limit"] is None:
-        assert 1 == len(buckets)
-    else:
-        assert 25 >= max(each["count"] for each in buckets)
-
-
 def test_changes_and_appends_at_once_lose_nothing(database):
-    """Updates, deletions, appends and conversions meet in one bucket; each increment arrives."""
+    """Updates, deletions, appends and repairs meet in one bucket; each increment arrives."""
     measured = reading_with(limit=None)
     store = Store(database, [measured])
     store.setup()
@@ -233,7 +212,8 @@ def test_changes_and_appends_at_once_lose_nothing(database):
         for _ in range(5):
             assert store.delete(measured, {"sensor_id": "s", "ts": at(1)}) is not None
 
-    in_threads(append, change, remove, lambda: store.rebuild(measured), count=12)
+    works = [append, change, remove, lambda: store.rebuild(measured)]
+    in_threads(lambda number: works[number % 4](), count=12)
     assert 15.0 == store.find_one(measured, {"ts": at(0)}).temp
     assert (25, 30) == (store.count(measured, {"ts": at(1)}), store.count(measured, {"ts": at(2)}))
     assert [] == store.verify()

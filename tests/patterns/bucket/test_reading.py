@@ -1,7 +1,11 @@
-"""Reading from buckets means what it means for single documents; ids of readings."""
+"""Reading from buckets means what it means for single documents; ids of readings.
+
+Covers: patterns/bucket/query, patterns/bucket/series, patterns/bucket/layout
+"""
 
 from __future__ import annotations
 
+import random
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,7 +14,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from tests.patterns.bucket.sensors import HOUR, START, Reading, at, reading_with
-from treadle import Bucket, DataError, Document, Id, Limits, Store, Unchecked, UsageError
+from treadle import Archive, Bucket, DataError, Document, Id, Store, Unchecked, UsageError
 
 # -- reading -----------------------------------------------------------------------------------------
 
@@ -44,7 +48,7 @@ def test_a_range_is_exact_at_both_ends(filled):
 
 
 def test_filters_mean_what_the_server_means(filled, database):
-    """Whatever Python does not judge itself goes to the server; both agree with a plain collection."""
+    """The same filters beside a plain collection."""
     store, measured = filled()
     plain = database.plain
     plain.insert_many([{**each.model_dump(exclude={"id"}), "ts": each.ts} for each in store.find(measured)])
@@ -101,7 +105,7 @@ def test_sort_skip_and_limit(filled):
     assert every[::-1][2:4] == minutes(sort=[("ts", -1)], skip=2, limit=2)
     assert 3 == len(minutes(limit=3))
     assert [170, 160] == minutes(sort="-temp", limit=2)
-    # Nothing comes before numbers; ties break by the id, which is the time within a series.
+    # Null comes before numbers; ties break by series and time.
     assert [0, 30, 60, 90, 120, 150, 10] == minutes(sort="temp", limit=7)
     assert [10, 20] == minutes(sort=["temp", "-ts"], skip=6, limit=2)
     assert 170.0 == store.find_one(measured, {"sensor_id": "b"}, sort="-ts").temp
@@ -125,15 +129,101 @@ def test_find_streams(heard):
     assert "getMore" not in listener.names
 
 
-def test_a_sort_that_would_hold_everything_is_refused(run, filled, constants):
-    _, measured = filled()
-    constants(bucket_held_max=10)
-    store = run.store([measured], limits=Limits(bucket_page=2))
-    with pytest.raises(UsageError) as caught:
-        store.find(measured, sort="temp").to_list()
-    assert "sort-too-large" == caught.value.code
-    assert 3 == len(store.find(measured, sort="temp", limit=3).to_list())
-    assert 36 == len(store.find(measured, sort="ts").to_list())
+class Spanned(
+    Document,
+    collection="spanned",
+    bucket=Bucket(key="sensor", time="ts", span=timedelta(minutes=10), limit=4),
+):
+    sensor: str
+    ts: datetime
+    value: int = 0
+
+
+class Endless(Document, collection="endless", bucket=Bucket(key=("site", "sensor"), time="ts", limit=3)):
+    site: str = "a"
+    sensor: str
+    ts: datetime
+    value: int = 0
+
+
+def shuffled(model: Any) -> list[Any]:
+    minutes = list(range(60))
+    random.Random(7).shuffle(minutes)
+    return [model(sensor=sensor, ts=at(minute), value=minute) for minute in minutes for sensor in ("x", "y")]
+
+
+@pytest.mark.parametrize("model", [Spanned, Endless])
+def test_find_without_sort_is_in_the_order_of_time_within_a_series(run, model, constants):
+    constants(rows_first=2, rows_page=3)
+    store = run.store([model])
+    store.setup()
+    readings = shuffled(model)
+    for start in range(0, 120, 14):
+        store.insert_many(readings[start : start + 14])
+    found = store.find(model).to_list()
+    assert [("x", minute) for minute in range(60)] + [("y", minute) for minute in range(60)] == [
+        (each.sensor, each.value) for each in found
+    ]
+    some = store.find(model, {"sensor": "y", "value": {"$gte": 20}}, skip=3, limit=10).to_list()
+    assert list(range(23, 33)) == [each.value for each in some]
+    assert 0 == store.find_one(model, {"sensor": "x"}).value
+    assert 41 == store.find_one(model, {"value": {"$gt": 40}}, sort="ts").value
+    assert 19 == store.find_one(model, {"value": {"$lt": 20}}, sort="-ts").value
+
+
+class Moving(
+    Document,
+    collection="moving",
+    bucket=Bucket(key="sensor", time="ts", span=timedelta(minutes=10), limit=4, unique="ts"),
+    archive=Archive(by="ts", after=timedelta(days=1), into="moving_archive"),
+):
+    sensor: str
+    ts: datetime
+    value: int = 0
+
+
+@pytest.mark.parametrize("sort", [None, "ts", "-ts", "-value"])
+def test_archived_readings_are_read_in_the_same_order(sort, run, constants):
+    """Also where a window has buckets in both collections."""
+    constants(rows_first=2, rows_page=3)
+    store = run.store([Moving])
+    store.setup()
+    readings = shuffled(Moving)
+    store.insert_many(readings[:60])
+    store.archive(Moving, now=at(40) + timedelta(days=1))
+    store.insert_many(readings[60:])
+    found = [(each.sensor, each.value) for each in store.find(Moving, sort=sort, archived=True)]
+    by_value = [(sensor, value) for value in range(60) for sensor in ("x", "y")]
+    assert sorted(by_value) == sorted(found)
+    expected = by_value if sort else sorted(by_value)
+    values = [value for _, value in expected]
+    assert (values[::-1] if sort in ("-ts", "-value") else values) == [value for _, value in found]
+    assert found[3:8] == [
+        (each.sensor, each.value) for each in store.find(Moving, sort=sort, skip=3, limit=5, archived=True)
+    ]
+
+
+def test_the_newest_ten_stop_early(heard):
+    database, listener = heard
+    store = Store(database, [Reading])
+    store.setup()
+    store.insert_many([Reading(sensor_id="a", ts=at(minute), temp=minute) for minute in range(3000)])
+    listener.clear()
+    newest = [each.temp for each in store.find(Reading, {"sensor_id": "a"}, sort="-ts", limit=10)]
+    assert list(range(2999, 2989, -1)) == newest
+    assert ["aggregate"] == [name for name in listener.names if name != "killCursors"]
+
+
+def test_a_filter_follows_the_collation_of_the_collection(run, database):
+    """The server judges it, as it would judge single documents."""
+    measured = reading_with()
+    database.create_collection("measured", collation={"locale": "en", "strength": 2})
+    store = run.store([measured])
+    store.setup()
+    store.insert_many([measured(sensor_id="a", ts=at(1), label="Hot"), measured(sensor_id="a", ts=at(2))])
+    assert (
+        1 == store.count(measured, {"label": "hot"}) == len(store.find(measured, {"label": "hot"}).to_list())
+    )
 
 
 def test_bad_calls_are_refused(run, filled):

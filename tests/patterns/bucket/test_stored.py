@@ -1,4 +1,7 @@
-"""What is stored of readings: buckets, views, indexes and validators."""
+"""What is stored of readings: buckets, views, indexes and validators.
+
+Covers: patterns/bucket/setup, patterns/bucket/bucket_document, patterns/bucket/spec, patterns/bucket/declaration
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from bson.decimal128 import Decimal128
 from pydantic import BaseModel
 
 from tests.patterns.bucket.sensors import HOUR, START, Reading, at, reading_with, stored
-from treadle import Bucket, DataError, DeclarationError, Document, Id, Indexed, Store, UsageError
+from treadle import Bucket, DataError, DeclarationError, Document, Id, Indexed, UsageError
 
 # -- what is stored ----------------------------------------------------------------------------------
 
@@ -221,48 +224,6 @@ def test_the_views_show_readings_and_averages_to_everyone(run, database):
     assert ["t"] == [each["sensor_id"] for each in database["measured.flat"].find()]
 
 
-def test_a_bulk_insert_is_one_update_per_bucket(heard):
-    database, listener = heard
-    store = Store(database, [Reading])
-    store.setup()
-    # From here on it is known what the server can do.
-    store.verify()
-    listener.clear()
-    store.insert_many(
-        [Reading(sensor_id=key, ts=at(minute), temp=1) for minute in range(120) for key in ("a", "b", "c")]
-    )
-    assert ["insert"] == listener.names
-    assert 6 == len(listener.commands[0][1]["documents"])
-    listener.clear()
-    store.insert_many(
-        [
-            Reading(sensor_id=key, ts=at(minute), temp=1)
-            for minute in range(120, 150)
-            for key in ("a", "b", "c")
-        ]
-    )
-    store.insert_many(
-        [
-            Reading(sensor_id=key, ts=at(minute), temp=1)
-            for minute in range(150, 180)
-            for key in ("a", "b", "c")
-        ]
-    )
-    assert ["insert", "update"] == listener.names
-    assert 3 == len(listener.commands[1][1]["updates"])
-    # A process that does not know the windows finds them taken, and appends.
-    listener.clear()
-    Store(database, [Reading]).insert_many(
-        [Reading(sensor_id="d", ts=at(minute), temp=1) for minute in range(20)]
-    )
-    Store(database, [Reading]).insert_many(
-        [Reading(sensor_id="d", ts=at(minute), temp=1) for minute in range(20, 40)]
-    )
-    assert ["insert", "insert", "update"] == [name for name in listener.names if name != "buildInfo"]
-    assert 580 == store.count(Reading)
-    assert [] == store.verify()
-
-
 def test_set_up_makes_what_expires(run, database):
     store = run.store([reading_with(expire_after=timedelta(days=30))])
     assert store.setup()
@@ -376,41 +337,7 @@ def test_a_measured_field_can_be_indexed_but_not_uniquely(run, database):
         run.store([Wrong]).setup()
 
 
-# -- odd sizes ---------------------------------------------------------------------------------------
-
-
-def test_a_bucket_that_would_become_too_large_goes_on_in_the_next(run, database):
-    measured = reading_with(limit=None)
-    store = run.store([measured])
-    store.setup()
-    text = "x" * 5_000_000
-    for minute in range(2):
-        store.insert(measured(sensor_id="s", ts=at(minute), label=text))
-    store.insert_many([measured(sensor_id="s", ts=at(minute), label=text) for minute in range(2, 6)])
-    assert 6 == store.count(measured)
-    assert 1 < database.measured.count_documents({})
-    with pytest.raises(UsageError) as caught:
-        store.insert(measured(sensor_id="s", ts=at(9), label="x" * 17_000_000))
-    assert "document-too-large" == caught.value.code
-    assert 6 == store.count(measured)
-
-
-def test_bad_input_changes_nothing(run, database):
-    class Wide(Document, collection="wide", bucket=Bucket(key="a", time="ts", span=HOUR, stats="n")):
-        a: str
-        ts: datetime
-        n: int = 0
-
-    store = run.store([Wide])
-    store.setup()
-    good = Wide(a="s", ts=at(1))
-    with pytest.raises(UsageError):
-        store.insert_many([good, Wide(a="s", ts=at(2), n=2**70)])
-    with pytest.raises(UsageError):
-        store.insert_many([good, Wide(a="t\ud800", ts=at(2))])
-    assert 0 == store.count(Wide)
-    store.insert_many([])
-    assert 0 == store.count(Wide)
+# -- odd values ---------------------------------------------------------------------------------------
 
 
 def test_values_that_are_not_numbers_do_not_hide_others(run):

@@ -1,4 +1,7 @@
-"""Time Series: the same calls on the server's native kind, and clear refusals where it refuses."""
+"""Time Series: the same calls on the server's native kind, and clear refusals where it refuses.
+
+Covers: patterns/bucket/native
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from treadle import DataError, Document, Limits, TimeSeries, UsageError
+from treadle import DataError, Document, TimeSeries, UsageError
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 
@@ -149,26 +152,34 @@ def test_several_keys_go_into_a_nested_model(run):
     assert 2 == store.count(Nested, {"meta.sensor": 0})
 
 
-def test_single_documents_are_adopted_once_even_after_a_crash(run, database, caplog):
-    class Moved(Document, collection="moved", timeseries=TimeSeries(time="ts", key="a", adopt="single")):
-        a: str
-        ts: datetime
-        value: int
+class Weather(Document, collection="weather", timeseries=TimeSeries(time="ts", key="station")):
+    station: int
+    ts: datetime
+    temperature: float
+    pressure: int = 1000
+    note: str = ""
 
-    store = run.store([Moved], limits=Limits(verify_page=200))
+
+def test_all_numbers_are_summarised_unless_some_are_named(run):
+    store = run.store([Weather])
     store.setup()
-    single = [{"_id": number, "a": "s", "ts": at(number), "value": number} for number in range(600)]
-    for each in single:
-        del each["_id"]
-    database.single.insert_many(single)
-    database.single.insert_one({"a": "s", "value": "no time"})
-    # A crash came after the copy and before the deletion.
-    database.moved.insert_many(single[:200])
-    assert 601 == len(store.verify())
-    seen: list[Any] = []
-    assert 600 == store.rebuild(Moved, progress=seen.append)
-    assert "is not adopted: it has no date in 'ts'" in caplog.text
-    assert (600, 1) == (store.count(Moved), database.single.count_documents({}))
-    assert 600 == seen[-1].done
-    assert single[3]["_id"] == store.get(Moved, single[3]["_id"]).id
-    assert 0 == store.rebuild()
+    store.insert_many([Weather(station=1, ts=at(60 * n), temperature=n, pressure=1000 + n) for n in range(3)])
+    (summary,) = store.summary(Weather, 1)
+    assert {"temperature", "pressure"} == set(summary.stats)
+    assert (0, 2, 1001) == (summary["temperature"].min, summary["temperature"].max, summary["pressure"].avg)
+
+
+def test_other_reads_are_those_of_ordinary_documents(filled):
+    store, ids = filled, []
+    page = store.page(Reading, {"sensor_id": "a"}, sort="ts", size=3)
+    while page is not None:
+        ids += [each.id for each in page.items]
+        page = (
+            store.page(Reading, {"sensor_id": "a"}, sort="ts", size=3, after=page.next) if page.next else None
+        )
+    assert 5 == len(set(ids))
+    assert ids[::-1] == [each.id for each in store.get_many(Reading, ids[::-1])]
+    assert ["a", "b"] == sorted(store.distinct(Reading, "sensor_id"))
+    assert [5] == [
+        each["n"] for each in store.aggregate(Reading, [{"$match": {"sensor_id": "a"}}, {"$count": "n"}])
+    ]

@@ -1,10 +1,9 @@
-"""Changing and deleting readings, with count and statistics of their buckets kept exact.
+"""Changes and deletions of readings; count and statistics of their buckets stay exact.
 
-A bucket is read, changed here and written back if nobody else changed it
-meanwhile: its count and its revision (`_treadle.n`, which every change but an
-append raises) say so. Who comes too late reads it again. A bucket that has
-become empty is deleted. A reading whose time, series or metadata changed
-moves: out of one bucket and into another, in one transaction.
+A transaction reads a page of buckets, changes their readings here, and writes
+them back. A concurrent write of one of them makes it start again. A bucket
+that has become empty is deleted. A reading whose time, series or metadata
+changed moves to another bucket in the same transaction.
 """
 
 from __future__ import annotations
@@ -18,256 +17,303 @@ from typing import Any
 
 import bson
 from bson.decimal128 import Decimal128
-from pymongo import DeleteOne
+from pymongo import DeleteOne, UpdateOne
 
+from treadle.engine.salvage import Contended, attempting
 from treadle.errors import DataError, UsageError
 from treadle.graph.rule import REVISION
+from treadle.graph.stored_pages import chunks, matching
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, Update
-from treadle.patterns.bucket.contents import as_decimal, guard, is_number, rewrite, window_of
+from treadle.patterns.bucket.bucket_document import (
+    as_decimal,
+    is_number,
+    readings_of,
+    replace_readings,
+    window_of,
+)
 from treadle.patterns.bucket.grouping import group
-from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets
-from treadle.patterns.bucket.reading import Scan
+from treadle.patterns.bucket.query import ReadingQuery, positions, time_condition, unwind_stages
 from treadle.patterns.bucket.spec import Spec
-from treadle.patterns.bucket.writing import Writer, partly, pause
+from treadle.patterns.bucket.writing import Writer, partly
 from treadle.plan import (
     Plan,
     Raw,
+    aggregate,
     bulk_write,
-    delete_one,
+    by_id,
+    delete_many,
     find,
-    find_one,
     is_inside,
-    server_facts,
+    outside,
     transact,
-    update_one,
+    update_many,
 )
+from treadle.plan.capabilities import clock
 from treadle.query.comparison import DECIMALS, order_key
 from treadle.query.keys import freeze, same_key
 from treadle.query.paths import drop, has, put, value_at
 
-# Attempts to change a bucket.
-BUCKET_CHANGE_ATTEMPTS_MAX = 1_000
-# And to change.
-BUCKET_CHANGE_PAUSE_SECONDS = 0.002
-# Whole buckets that are deleted at a time.
+# Ids of buckets that are listed at a time, and buckets that are deleted at a time, unread.
+BUCKET_IDS_PAGE = 10_000
 BUCKET_DELETE_PAGE = 500
+# Buckets that are read at a time to change one reading.
+BUCKET_SMALL_PAGE = 4
 
-# What a change makes of the picked readings of a bucket: a reading in their place, or None to delete it.
-Change = Callable[[list[Raw]], Plan[list[Raw | None]]]
+# What a change makes of whole readings of a bucket: a reading in the place of each, or None to delete it.
+Change = Callable[["Picked"], Plan[Sequence[Raw | None]]]
 Pair = tuple[Raw, Raw | None]
 
 
-class Changer:
+class Picked:
+    """A bucket, and the places of the readings that a change is about."""
+
+    def __init__(self, spec: Spec, bucket: Raw, places: Sequence[int]) -> None:
+        self.bucket = bucket
+        self.elements = readings_of(spec, bucket)
+        self.places = list(places)
+        self.befores = [spec.to_reading(bucket, self.elements[place]) for place in self.places]
+
+    def copies(self) -> list[Raw]:
+        return copy.deepcopy(self.befores)
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        self.places = [self.places[number] for number in numbers]
+        self.befores = [self.befores[number] for number in numbers]
+
+
+class ReadingUpdater:
     """Applies changes to the readings of one model."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, writer: Writer) -> None:
         self.spec = spec
         self.collection = spec.collection
-        self.limits = spec.limits
-        self.writer = Writer(spec)
+        self.writer = writer
 
-    # -- all that match, or the first ---------------------------------------------------
+    # -- which readings -----------------------------------------------------------------
 
-    def change_all(
-        self, selection: Selection, change: Change, *, only_first: bool = False
-    ) -> Plan[tuple[int, list[Pair]]]:
-        """Change what the selection means; how many, and the pairs of the last bucket that was changed."""
-        inside = yield from is_inside()
-        done: list[int] = []
-        changing = self._change_all(selection, change, only_first, done)
-        pairs = yield from partly(self.spec.label, [] if inside else done, changing)
-        return sum(done), pairs
-
-    def _change_all(
-        self, selection: Selection, change: Change, only_first: bool, done: list[int]
-    ) -> Plan[list[Pair]]:
-        pairs: list[Pair] = []
+    def change_all(self, query: ReadingQuery, change: Change) -> Plan[int]:
+        """Change all readings that a query means. Returns how many there were."""
         # Readings that this very change moved into buckets which it has yet to visit.
         arrived: Counter[bytes] = Counter()
-        scan = Scan(self.collection, selection.buckets, 1 if only_first else self.limits.bucket_page)
-        while buckets := (yield from scan.next()):
-            opened = yield from open_buckets(self.spec, selection, buckets)
-            for each in opened:
-                if not each.picked:
-                    continue
-                pairs = yield from self._change(each, selection, change, only_first, arrived)
-                done.append(len(pairs))
-                if pairs and only_first:
-                    return pairs
-        return pairs
+        inside = yield from is_inside()
+        done: list[int] = []
+        last: list[Any] | None = None
+        while rows := (
+            yield from matching(self.collection, query.buckets, last, BUCKET_IDS_PAGE, {"_id": 1})
+        ):
+            last = [rows[-1]["_id"]]
+            ids = [row["_id"] for row in rows]
+            for page in chunks(ids, self.spec.entry.limits.bucket_page):
+                plan = self._change_page(page, query, change, arrived)
+                done.append((yield from partly(self.spec.label, [] if inside else done, plan)))
+        return sum(done)
+
+    def _change_page(
+        self, ids: Sequence[Any], query: ReadingQuery, change: Change, arrived: Counter[bytes]
+    ) -> Plan[int]:
+        def hold() -> Plan[None]:
+            yield from update_many(self.collection, {"_id": {"$in": list(ids)}}, {"$inc": {REVISION: 1}})
+
+        def attempt() -> Plan[tuple[int, Counter[bytes]]]:
+            buckets = yield from find(self.collection, {"_id": {"$in": list(ids)}}, sort=[("_id", 1)])
+            moved = Counter(arrived)
+            pairs = yield from self._change(buckets, query, change, moved)
+            return len(pairs), moved
+
+        try:
+            number, moved = yield from transact(attempting(attempt, hold, len(ids)))
+        except Contended:
+            number = 0
+            for each in ids:
+                number += yield from self._change_page([each], query, change, arrived)
+            return number
+        arrived.clear()
+        arrived.update(moved)
+        return number
+
+    def change_first(self, query: ReadingQuery, change: Change) -> Plan[Pair | None]:
+        """Change the first reading that a query means. Returns it before and after."""
+        last: list[Any] | None = None
+        ids: list[Any] = []
+
+        def hold() -> Plan[None]:
+            yield from update_many(self.collection, {"_id": {"$in": ids}}, {"$inc": {REVISION: 1}})
+
+        def attempt() -> Plan[Pair | None]:
+            buckets = yield from matching(self.collection, query.buckets, last, BUCKET_SMALL_PAGE)
+            ids[:] = [bucket["_id"] for bucket in buckets]
+            pairs = yield from self._change(buckets, query, change, Counter(), only_first=True)
+            return pairs[0] if pairs else None
+
+        while True:
+            pair = yield from transact(attempting(attempt, hold, 1))
+            if pair is not None or not ids:
+                return pair
+            last = [ids[-1]]
+
+    def delete_buckets(self, query: ReadingQuery) -> Plan[int]:
+        """Delete buckets of which every reading is meant. Returns how many readings there were."""
+        count = self.spec.names.count
+        inside = yield from is_inside()
+        done: list[int] = []
+
+        def attempt() -> Plan[tuple[int, int]]:
+            buckets = yield from find(
+                self.collection, query.buckets, {"_id": 1, count: 1}, limit=BUCKET_DELETE_PAGE
+            )
+            yield from delete_many(self.collection, {"_id": {"$in": [bucket["_id"] for bucket in buckets]}})
+            numbers = [bucket.get(count) for bucket in buckets]
+            return len(buckets), sum(number for number in numbers if isinstance(number, int))
+
+        number = BUCKET_DELETE_PAGE
+        while number == BUCKET_DELETE_PAGE:
+            number, readings = yield from partly(self.spec.label, [] if inside else done, transact(attempt))
+            done.append(readings)
+        return sum(done)
+
+    # -- some buckets, in a transaction -------------------------------------------------
 
     def _change(
         self,
-        opened: Opened,
-        selection: Selection,
+        buckets: Sequence[Raw],
+        query: ReadingQuery,
         change: Change,
-        only_first: bool,
         arrived: Counter[bytes],
+        *,
+        only_first: bool = False,
     ) -> Plan[list[Pair]]:
-        """Change one bucket, again and again until no other writer came between."""
-        for attempt in range(BUCKET_CHANGE_ATTEMPTS_MAX):
-            if attempt:
-                yield from pause(attempt - 1, BUCKET_CHANGE_PAUSE_SECONDS)
-                bucket = yield from find_one(self.collection, {"_id": {"$eq": opened.bucket["_id"]}})
-                if bucket is None:
-                    return []
-                (opened,) = yield from open_buckets(self.spec, selection, [bucket])
-            picked = self._not_arrived(opened, arrived) if arrived else opened.picked
-            picked = picked[:1] if only_first else picked
-            if not picked:
-                return []
-            befores = [self._flat(opened, place) for place in picked]
-            afters = yield from change(copy.deepcopy(befores))
-            for before, after in zip(befores, afters, strict=True):
-                self._require_readable(before, after)
-            leaving = [
-                after
-                for before, after in zip(befores, afters, strict=True)
-                if after is not None and self._leaves(opened, before, after)
-            ]
-            if (yield from self._write(opened, picked, afters, leaving)):
-                arrived.update(self._digest(each) for each in leaving)
-                return list(zip(befores, afters, strict=True))
-        raise DataError(
-            f"a bucket of {self.spec.label} was changed by others each time in "
-            f"{BUCKET_CHANGE_ATTEMPTS_MAX} attempts",
-            code="bucket-contended",
-        )
+        """Change the readings that are meant. Notes in `arrived` those that moved."""
+        places = yield from self._places(buckets, query)
+        pairs: list[Pair] = []
+        moved: list[Raw] = []
+        operations: list[Any] = []
+        for bucket in buckets:
+            picked = Picked(self.spec, bucket, places.get(freeze(bucket["_id"]), ()))
+            if arrived:
+                self._leave_arrived(picked, arrived)
+            if only_first:
+                picked.keep(range(min(1, len(picked.places))))
+            if not picked.places:
+                continue
+            afters = yield from change(picked)
+            operation, leaving = self._write_back(picked, afters)
+            operations.append(operation)
+            moved += leaving
+            pairs += zip(picked.befores, afters, strict=True)
+            if only_first:
+                break
+        if operations:
+            yield from bulk_write(self.collection, operations, ordered=False)
+        arrived.update(map(self._digest, moved))
+        yield from self._move(moved)
+        return pairs
 
-    def _require_readable(self, before: Raw, after: Raw | None) -> None:
+    def _places(self, buckets: Sequence[Raw], query: ReadingQuery) -> Plan[dict[Any, list[int]]]:
+        """Return the places of the readings that are meant, by bucket."""
+        spec, places = self.spec, dict[Any, list[int]]()
+        if query.rest is not None:
+            ids = [bucket["_id"] for bucket in buckets]
+            rows = yield from aggregate(self.collection, positions(spec, query, ids))
+            for mark in (row[RESERVED] for row in rows):
+                places.setdefault(freeze(mark["bucket"]), []).append(mark["place"])
+            return places
+        at, time = time_condition(query.times), spec.time.stored
+        for bucket in buckets:
+            places[freeze(bucket["_id"])] = [
+                place
+                for place, each in enumerate(readings_of(spec, bucket))
+                if ("$gte" not in at or at["$gte"] <= each[time])
+                and ("$lte" not in at or each[time] <= at["$lte"])
+            ]
+        return places
+
+    def _leave_arrived(self, picked: Picked, arrived: Counter[bytes]) -> None:
+        """Leave out the readings that this change itself brought here."""
+        left, kept = Counter(arrived), list[int]()
+        for number, reading in enumerate(picked.befores):
+            digest = self._digest(reading)
+            if left[digest]:
+                left[digest] -= 1
+            else:
+                kept.append(number)
+        picked.keep(kept)
+
+    def _digest(self, reading: Raw) -> bytes:
+        # A derived id is another one after a move.
+        parts = {name: value for name, value in reading.items() if name != "_id" or self.spec.stores_id}
+        encoded = bson.encode(dict(sorted(parts.items())), codec_options=CODEC_OPTIONS)
+        return hashlib.blake2b(encoded, digest_size=16).digest()
+
+    def _write_back(self, picked: Picked, afters: Sequence[Raw | None]) -> tuple[Any, list[Raw]]:
+        """Return what writes a bucket with its changed readings, and those that must move to another."""
+        spec, bucket = self.spec, picked.bucket
+        changed: dict[int, Raw | None] = {}
+        leaving: list[Raw] = []
+        for place, before, after in zip(picked.places, picked.befores, afters, strict=True):
+            if after is not None:
+                self._require_readable(before, after)
+            if after is not None and self._must_move(bucket, before, after):
+                leaving.append(after)
+                after = None
+            changed[place] = None if after is None else spec.to_element(after)
+        return write_readings(spec, bucket, picked.elements, changed), leaving
+
+    def _require_readable(self, before: Raw, after: Raw) -> None:
         """Refuse to store what could not be read back; the validator does not look at each reading.
 
-        A reading that others wrote and that cannot be read as it is may stay so.
+        A reading that another program wrote and that cannot be read may stay so.
         """
-        if after is None or (problem := self._problem(after)) is None or self._problem(before) is not None:
-            return
-        raise DataError(
-            f"this leaves a {self.spec.label} that does not fit its model ({problem.message})",
-            code="validator-refused",
-        )
+        problem = self._problem(after)
+        if problem is not None and self._problem(before) is None:
+            raise DataError(
+                f"this leaves a {self.spec.label} that does not fit its model ({problem.message})",
+                code="validator-refused",
+            )
 
-    def _problem(self, flat: Raw) -> DataError | None:
+    def _problem(self, reading: Raw) -> DataError | None:
         try:
-            self.spec.codec.load(copy.deepcopy(flat))
+            self.spec.codec.load(copy.deepcopy(reading))
         except DataError as error:
             return error
         return None
 
-    def _flat(self, opened: Opened, place: int) -> Raw:
-        return self.spec.flat(opened.bucket, opened.readings[place], opened.series)
-
-    def _digest(self, flat: Raw) -> bytes:
-        # An id that follows from series and time is not that of before.
-        parts = {name: value for name, value in flat.items() if name != "_id" or self.spec.stores_id}
-        encoded = bson.encode(dict(sorted(parts.items())), codec_options=CODEC_OPTIONS)
-        return hashlib.blake2b(encoded, digest_size=16).digest()
-
-    def _not_arrived(self, opened: Opened, arrived: Counter[bytes]) -> list[int]:
-        """The picked readings without those that this change itself brought here."""
-        left = Counter(arrived)
-        picked = []
-        for place in opened.picked:
-            digest = self._digest(self._flat(opened, place))
-            if left[digest]:
-                left[digest] -= 1
-            else:
-                picked.append(place)
-        return picked
-
-    def _leaves(self, opened: Opened, before: Raw, after: Raw) -> bool:
-        """Whether a changed reading has to be added anew, to another bucket or under another unique value."""
-        spec, bucket = self.spec, opened.bucket
+    def _must_move(self, bucket: Raw, before: Raw, after: Raw) -> bool:
+        """Whether a changed reading belongs to another bucket, or has another unique value."""
+        spec = self.spec
         if spec.unique is not None and not _same(spec.unique.stored, before, after):
             return True
         first, last = window_of(spec, bucket)
-        return not first <= after[spec.time.stored] <= last or not all(
-            _same(name, after, bucket) for name in spec.outer_names
-        )
+        stays = first <= after[spec.time.stored] <= last
+        return not stays or not all(_same(name, after, bucket) for name in spec.series_fields)
 
-    def _write_back(self, opened: Opened, picked: Sequence[int], afters: Sequence[Raw | None]) -> Plan[bool]:
-        """Write the bucket with its changed readings, if it is still the one that was read."""
-        spec = self.spec
-        readings: list[Raw] = []
-        changed = dict(zip(picked, afters, strict=True))
-        for place, reading in enumerate(opened.readings):
-            after = changed.get(place, reading)
-            if after is reading:
-                readings.append(reading)
-            elif after is not None:
-                readings.append({name: value for name, value in after.items() if name not in spec.outer})
-        unchanged = guard(spec, opened.bucket)
+    def _move(self, readings: Sequence[Raw]) -> Plan[None]:
+        """Add readings that left their buckets to those where they belong."""
         if not readings:
-            return bool((yield from delete_one(self.collection, unchanged)).deleted_count)
-        update = rewrite(spec, opened.bucket, readings)
-        return bool((yield from update_one(self.collection, unchanged, update)).matched_count)
+            return
+        duplicates = yield from self.append(readings)
+        if duplicates:
+            unique = self.spec.unique
+            raise UsageError(
+                f"this would give a {self.spec.label} the {unique and unique.name} of another one in its new "
+                "bucket, which unique= forbids",
+                code="reading-duplicate",
+            )
 
-    def _write(
-        self,
-        opened: Opened,
-        picked: Sequence[int],
-        afters: Sequence[Raw | None],
-        leaving: Sequence[Raw],
-        *,
-        drop_duplicates: bool = False,
-    ) -> Plan[bool]:
-        """Write the bucket back and move leaving readings to others; whether nobody came between."""
-        if not leaving:
-            return (yield from self._write_back(opened, picked, afters))
-        (yield from server_facts()).require_transactions(
-            f"a change of time, series, metadata or unique value adds a {self.spec.label} anew and",
-            "insert it anew and delete the old one",
-        )
-        going = {id(each) for each in leaving}
-        staying = [None if id(after) in going else after for after in afters]
+    def append(self, readings: Sequence[Raw]) -> Plan[int]:
+        """Append whole readings within the transaction. Returns the number of duplicates."""
+        whole = dict.fromkeys(self.spec.series_fields)
+        batches = group(self.spec, [{**whole, **copy.deepcopy(each)} for each in readings])
+        return len((yield from self.writer.append_inside(batches)))
 
-        def attempt() -> Plan[bool]:
-            if not (yield from self._write_back(opened, picked, staying)):
-                return False
-            whole = dict.fromkeys(self.spec.outer_names)
-            batches = group(self.spec, [{**whole, **copy.deepcopy(each)} for each in leaving])
-            duplicates = yield from self.writer.append(batches, careful=True)
-            if duplicates and not drop_duplicates:
-                raise UsageError(
-                    f"this would give a {self.spec.label} the {self.spec.unique and self.spec.unique.name} "
-                    "of another one in its new bucket, which unique= forbids",
-                    code="reading-duplicate",
-                )
-            return True
 
-        return (yield from transact(attempt))
-
-    def sort_out(self, opened: Opened, astray: set[int], surplus: set[int]) -> Plan[bool]:
-        """Rewrite a bucket without surplus readings, move the astray ones; whether nobody came between."""
-        picked = range(len(opened.readings))
-        afters = [None if place in surplus else self._flat(opened, place) for place in picked]
-        leaving = [after for place, after in enumerate(afters) if place in astray and after is not None]
-        return (yield from self._write(opened, picked, afters, leaving, drop_duplicates=True))
-
-    # -- whole buckets ------------------------------------------------------------------
-
-    def delete_buckets(self, selection: Selection) -> Plan[int]:
-        """Delete buckets of which every reading is meant; how many readings there were."""
-        names = self.spec.names
-        total = 0
-        for _ in range(BUCKET_CHANGE_ATTEMPTS_MAX):
-            projection = {names.count: 1, REVISION: 1, "_id": 1}
-            scan = Scan(self.collection, selection.buckets, BUCKET_DELETE_PAGE, projection)
-            missed = False
-            while buckets := (yield from scan.next()):
-                operations = [DeleteOne(guard(self.spec, bucket)) for bucket in buckets]
-                result = yield from bulk_write(self.collection, operations, ordered=False)
-                left: set[Any] = set()
-                if result.deleted_count != len(buckets):
-                    keys = [bucket["_id"] for bucket in buckets]
-                    rest = yield from find(self.collection, {"_id": {"$in": keys}}, {"_id": 1})
-                    left = {freeze(each["_id"]) for each in rest}
-                    missed = True
-                total += sum(
-                    int(bucket.get(names.count, 0)) for bucket in buckets if freeze(bucket["_id"]) not in left
-                )
-            if not missed:
-                break
-        return total
+def write_readings(
+    spec: Spec, bucket: Raw, elements: Sequence[Raw], changed: Mapping[int, Raw | None]
+) -> Any:
+    """Return the operation that writes a bucket with changed elements, without those that are None."""
+    results = (changed.get(place, element) for place, element in enumerate(elements))
+    left = [element for element in results if element is not None]
+    identity = by_id(bucket["_id"])
+    return UpdateOne(identity, replace_readings(spec, bucket, left)) if left else DeleteOne(identity)
 
 
 def _same(name: str, one: Raw, other: Raw) -> bool:
@@ -277,30 +323,34 @@ def _same(name: str, one: Raw, other: Raw) -> bool:
 # -- what an update makes of a reading --------------------------------------------------------
 
 
-def applied(spec: Spec, update: Update) -> Change:
-    """A change from an update of MongoDB's: operators by Python, a pipeline by the server."""
+def delete_readings(picked: Picked) -> Plan[Sequence[Raw | None]]:
+    return [None] * len(picked.places)
+    yield  # pragma: no cover (a plan that asks for nothing)
+
+
+def compile_update(spec: Spec, update: Update) -> Change:
+    """Return the change that an update of MongoDB's makes: operators in Python, a pipeline on the server."""
     if not isinstance(update, Mapping):
         stages: list[Raw] = [dict(stage) for stage in update]
-        return lambda readings: _by_server(spec, readings, stages)
+        return lambda picked: _by_pipeline(spec, picked, stages)
     for operator, fields in update.items():
         if operator not in _OPERATORS:
-            known = ", ".join(sorted(_OPERATORS - {"$setOnInsert"}))
+            offered = ", ".join(sorted({*_OPERATORS} - {"$setOnInsert"}))
             raise UsageError(
-                f"{operator} is not offered on readings in buckets; use {known} or a pipeline",
+                f"{operator} is not offered on readings in buckets; use {offered} or a pipeline",
                 code="update-invalid",
             )
         for path in fields:
             _check_path(operator, path)
 
-    def change(readings: list[Raw]) -> Plan[list[Raw | None]]:
+    def change(picked: Picked) -> Plan[Sequence[Raw | None]]:
+        # The server has a clock.
+        now = (yield from outside(clock)) if "$currentDate" in update else None
+        readings = picked.copies()
         for reading in readings:
             for operator, fields in update.items():
                 for path, operand in fields.items():
-                    _apply(operator, reading, path, operand)
-        if "$currentDate" in update:
-            # The server has a clock.
-            now: Raw = dict.fromkeys(update["$currentDate"], "$$NOW")
-            return (yield from _by_server(spec, readings, [{"$set": now}]))
+                    _OPERATORS[operator](reading, path, now if operator == "$currentDate" else operand)
         return [_checked(spec, reading) for reading in readings]
 
     return change
@@ -321,6 +371,7 @@ def _check_path(operator: str, path: str) -> None:
 
 
 def _checked(spec: Spec, reading: Raw) -> Raw:
+    """Refuse a reading without its date, or with something else than a number where there are statistics."""
     if not isinstance(reading.get(spec.time.stored), dt.datetime):
         raise UsageError(
             f"this leaves a {spec.label} without a date in {spec.time.stored!r}", code="update-invalid"
@@ -336,55 +387,87 @@ def _checked(spec: Spec, reading: Raw) -> Raw:
     return reading
 
 
-def _by_server(spec: Spec, readings: list[Raw], stages: list[Raw]) -> Plan[list[Raw | None]]:
-    sent = [{**each, "_id": number} for number, each in enumerate(readings)]
-    results = yield from on_server(spec, sent, stages)
-    if len(results) != len(sent):
-        raise DataError(
-            f"the buckets of {spec.label} were deleted while a reading was updated", code="bucket-contended"
-        )
-    if any(each.get("_id") is None for each in results):
-        raise UsageError("the id of a reading cannot be removed by a pipeline", code="update-invalid")
-    for before, after in zip(readings, results, strict=True):
+def _by_pipeline(spec: Spec, picked: Picked, stages: list[Raw]) -> Plan[Sequence[Raw | None]]:
+    """Return what the stages of an update make of readings, in their order."""
+    rows: list[Raw] = [
+        {"$match": {"_id": {"$eq": picked.bucket["_id"]}}},
+        *unwind_stages(spec, mark={"place": "$place"}, with_bucket=True),
+        {"$match": {f"{RESERVED}.place": {"$in": picked.places}}},
+        {"$unset": RESERVED},
+    ]
+    results = yield from aggregate(spec.collection, [*rows, *stages])
+    for before, after in zip(picked.befores, results, strict=True):
+        if after.get("_id") is None:
+            raise UsageError("the id of a reading cannot be removed by a pipeline", code="update-invalid")
         after["_id"] = before["_id"]
         after.pop(RESERVED, None)
     return [_checked(spec, each) for each in results]
 
 
-# What MongoDB offers for single values; a new document, which `$setOnInsert` speaks of, is never made.
-_OPERATORS = frozenset(
-    {"$set", "$unset", "$inc", "$mul", "$min", "$max", "$rename", "$currentDate", "$setOnInsert"}
-)
+def _set(reading: Raw, path: str, operand: Any) -> None:
+    put(reading, path, copy.deepcopy(operand))
 
 
-def _apply(operator: str, reading: Raw, path: str, operand: Any) -> None:
-    """What one operator makes of one field."""
-    present, current = has(reading, path), value_at(reading, path)
-    if operator == "$set":
-        put(reading, path, copy.deepcopy(operand))
-    elif operator in ("$unset", "$rename") and present:
+def _unset(reading: Raw, path: str, operand: Any) -> None:
+    drop(reading, path)
+
+
+def _rename(reading: Raw, path: str, operand: Any) -> None:
+    if has(reading, path):
+        value = value_at(reading, path)
         drop(reading, path)
-        if operator == "$rename":
-            put(reading, str(operand), current)
-    elif operator in ("$min", "$max"):
-        one, other = order_key(operand), order_key(current)
-        if not present or (one < other if operator == "$min" else one > other):
-            put(reading, path, operand)
-    elif operator in ("$inc", "$mul"):
-        if not is_number(operand):
-            raise UsageError(f"{operator} takes a number, not {operand!r}", code="update-invalid")
-        if present and not is_number(current):
-            raise UsageError(
-                f"{operator} of {path!r}: one of the readings has no number there",
-                code="update-invalid",
-            )
-        nothing = Decimal128("0") if isinstance(operand, Decimal128) else type(operand)(0)
-        missing = operand if operator == "$inc" else nothing
-        put(reading, path, _compute(operator, current, operand) if present else missing)
+        put(reading, str(operand), value)
 
 
-def _compute(operator: str, current: Any, operand: Any) -> Any:
+def _min(reading: Raw, path: str, operand: Any) -> None:
+    if not has(reading, path) or order_key(operand) < order_key(value_at(reading, path)):
+        put(reading, path, operand)
+
+
+def _max(reading: Raw, path: str, operand: Any) -> None:
+    if not has(reading, path) or order_key(operand) > order_key(value_at(reading, path)):
+        put(reading, path, operand)
+
+
+def _inc(reading: Raw, path: str, operand: Any) -> None:
+    current = _number_at("$inc", reading, path, operand)
     if isinstance(current, Decimal128) or isinstance(operand, Decimal128):
-        compute = DECIMALS.add if operator == "$inc" else DECIMALS.multiply
-        return Decimal128(compute(as_decimal(current), as_decimal(operand)))
-    return current + operand if operator == "$inc" else current * operand
+        put(reading, path, Decimal128(DECIMALS.add(as_decimal(current), as_decimal(operand))))
+    else:
+        put(reading, path, current + operand)
+
+
+def _mul(reading: Raw, path: str, operand: Any) -> None:
+    current = _number_at("$mul", reading, path, operand)
+    if isinstance(current, Decimal128) or isinstance(operand, Decimal128):
+        put(reading, path, Decimal128(DECIMALS.multiply(as_decimal(current), as_decimal(operand))))
+    else:
+        put(reading, path, current * operand)
+
+
+def _number_at(operator: str, reading: Raw, path: str, operand: Any) -> Any:
+    """Return the number that an operator changes; zero, of the operand's type, where there is none."""
+    if not is_number(operand):
+        raise UsageError(f"{operator} takes a number, not {operand!r}", code="update-invalid")
+    if not has(reading, path):
+        return Decimal128("0") if isinstance(operand, Decimal128) else type(operand)(0)
+    current = value_at(reading, path)
+    if not is_number(current):
+        raise UsageError(
+            f"{operator} of {path!r}: one of the readings has no number there", code="update-invalid"
+        )
+    return current
+
+
+# A new document, of which `$setOnInsert` speaks, is never made.
+_OPERATORS: dict[str, Callable[[Raw, str, Any], None]] = {
+    "$set": _set,
+    "$unset": _unset,
+    "$rename": _rename,
+    "$min": _min,
+    "$max": _max,
+    "$inc": _inc,
+    "$mul": _mul,
+    "$currentDate": _set,
+    "$setOnInsert": lambda reading, path, operand: None,
+}

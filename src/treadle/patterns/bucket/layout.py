@@ -1,4 +1,4 @@
-"""The Store's calls on a bucketed model, put together from their parts."""
+"""The Store's calls on a bucketed model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from treadle.graph.query import Query
 from treadle.model.bson_types import check_batch
 from treadle.model.document import Document
 from treadle.patterns.bucket import reading, series
-from treadle.patterns.bucket.changing import Change, Pair, applied
+from treadle.patterns.bucket.changing import Change, Pair, Picked, compile_update, delete_readings
 from treadle.patterns.bucket.grouping import group
-from treadle.patterns.bucket.matching import Selection, select
-from treadle.patterns.bucket.prepare import flat_view
-from treadle.patterns.bucket.spec import ANY_ID, Spec, milliseconds, moment
-from treadle.patterns.bucket.upkeep import BucketUpkeep
-from treadle.plan import Plan, Raw, Read, is_inside, server_facts
+from treadle.patterns.bucket.query import ReadingQuery, identify, split_filter
+from treadle.patterns.bucket.setup import flat_view
+from treadle.patterns.bucket.spec import ANY_ID, Spec, milliseconds, to_datetime
+from treadle.patterns.bucket.verify import BucketUpkeep
+from treadle.plan import Plan, Raw, Read, find_one
 from treadle.query.filters import Sort
 from treadle.query.updates import parse_update
 
@@ -32,7 +32,7 @@ D = TypeVar("D", bound=Document)
 
 
 class Stored(list[D]):
-    """The readings that were stored; `duplicates` says how many were there already, under `unique`."""
+    """The readings that were stored; `duplicates` is the number of those that `unique` knew already."""
 
     duplicates: int = 0
 
@@ -52,55 +52,56 @@ class BucketLayout(BucketUpkeep[D]):
     # -- writing --------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        """Add one reading to its bucket; what was there first, if it is a duplicate."""
-        stored = yield from self._insert([document], together=False)
+        """Add one reading to its bucket. Returns the one that was there first, if it is a duplicate."""
+        stored = yield from self._insert([document])
         if stored:
             return stored[0]
-        first = yield from self._first(document)
+        first = yield from self._first_stored(document)
         return document if first is None else first
 
-    def _first(self, document: D) -> Plan[D | None]:
-        """The reading that made another one a duplicate."""
+    def _first_stored(self, document: D) -> Plan[D | None]:
+        """Return the reading, archived or not, that made another one a duplicate."""
         spec, unique = self.spec, self.spec.unique
-        raw = dump(self.entry, document, [])
         assert unique is not None
-        condition = {name: {"$eq": raw[name]} for name in (*spec.key_names, unique.stored)}
-        if unique is not spec.time:
-            start = spec.window(milliseconds(raw[spec.time.stored]))
-            condition[spec.time.stored] = {"$gte": moment(start), "$lte": moment(spec.last(start))}
-        first: D | None = yield from self.first(condition, None)
-        return first
+        raw = dump(self.entry, document, [])
+        start = spec.window(milliseconds(raw[spec.time.stored]))
+        bucket_filter = spec.key_filter(spec.key_of(raw))
+        bucket_filter[spec.names.start] = {"$eq": to_datetime(start)}
+        bucket_filter[f"{spec.names.readings}.{unique.stored}"] = {"$eq": raw[unique.stored]}
+        for collection in spec.collections:
+            bucket = yield from find_one(collection, bucket_filter)
+            for each in [] if bucket is None else bucket[spec.names.readings]:
+                if each.get(unique.stored) == raw[unique.stored]:
+                    document = self.entry.codec.load(spec.to_reading(bucket or {}, each))
+                    return document
+        return None
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
-        """Add readings to their buckets, one update per bucket; those that were stored."""
+        """Add readings to their buckets, all or none. Returns those that are not duplicates."""
         if not ordered:
             self._not_answered("insert_many with ordered=False", "leave it out")
-        server = yield from server_facts()
-        # Several buckets share a transaction where there are any; each is right by itself, too.
-        return (yield from self._insert(list(documents), together=server.transactions))
+        return (yield from self._insert(list(documents)))
 
-    def _insert(self, given: list[D], *, together: bool) -> Plan[Stored[D]]:
-        entry = self.entry
+    def _insert(self, given: list[D]) -> Plan[Stored[D]]:
+        entry, spec = self.entry, self.spec
         altered: list[Any] = []
-        raws = dump_all(entry, given, altered, self.spec.dumping)
-        check_batch(raws, self.spec.label)
+        raws = dump_all(entry, given, altered, spec.dump_codec)
+        check_batch(raws, spec.label)
         self._require_types(raws)
         results = given
         if altered:
             results = [
-                as_stored(entry, document, self.spec.identified({**raw}), altered)
+                as_stored(entry, document, spec.with_derived_id({**raw}), altered)
                 for document, raw in zip(given, raws, strict=True)
             ]
         for document in given:
             document.__pydantic_fields_set__.add("id")
-        batches = group(self.spec, raws, documents=given)
-        careful = yield from is_inside()
-        with translated(self.spec.label, raws):
-            duplicates = yield from self.writer.append(batches, careful=careful, together=together)
+        batches = group(spec, raws, documents=given)
+        with translated(spec.label, raws):
+            duplicates = set((yield from self.writer.append(batches)))
         if not duplicates:
             return Stored(results)
-        dropped = set(duplicates)
-        stored = Stored(each for place, each in enumerate(results) if place not in dropped)
+        stored = Stored(each for position, each in enumerate(results) if position not in duplicates)
         stored.duplicates = len(duplicates)
         return stored
 
@@ -128,11 +129,13 @@ class BucketLayout(BucketUpkeep[D]):
     def reader(self, query: Query) -> reading.Reader:
         if query.deleted:
             self._not_answered("find(…, deleted=True)")
-        query.require_window()
         return reading.Reader(self.spec, query)
 
     def archive_reader(self, query: Query) -> reading.ArchiveReader:
         return reading.ArchiveReader(self.reader(query))
+
+    def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
+        return reading.first(self.reader(Query(filter, sort, limit=1, card=card)))
 
     def aged_by(self, path: str) -> str | None:
         return self.spec.names.end if path == self.spec.time.stored else None
@@ -148,10 +151,9 @@ class BucketLayout(BucketUpkeep[D]):
         return reads.adapted_values(owner, path, values)
 
     def aggregate(self, pipeline: Any, into: Any) -> PageReader[Any]:
-        """A pipeline over readings: the server takes the buckets apart."""
-        stages = reads.checked_pipeline(self.entry, pipeline)
-        flat = [*flat_view(self.spec), *stages]
-        command = Read(self.spec.collection, "aggregate", (flat,), {"allowDiskUse": True})
+        """Return the reader of a pipeline over readings."""
+        stages = [*flat_view(self.spec), *reads.checked_pipeline(self.entry, pipeline)]
+        command = Read(self.spec.collection, "aggregate", (stages,), {"allowDiskUse": True})
         return reads.PipelineReader(self.entry, command, into)
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
@@ -160,34 +162,33 @@ class BucketLayout(BucketUpkeep[D]):
     def tuples(
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
-        return series.tuples(self.spec, key, start, end, fields)
+        return series.reading_tuples(self.spec, key, start, end, fields)
 
     # -- changing -------------------------------------------------------------------------
 
     def _change_one(self, id_or_filter: Any, change: Change, sent: Sequence[Raw] = ()) -> Plan[Pair | None]:
-        """Change the reading that a caller means, before and after; an id must mean one reading."""
-        if isinstance(id_or_filter, Mapping):
-            selection = select(self.spec, id_or_filter)
-        else:
-            selection = yield from self._by_id(id_or_filter)
+        """Change the one reading that a caller means. Returns it before and after."""
         with translated(self.spec.label, sent):
-            _, pairs = yield from self.changer.change_all(selection, change, only_first=True)
-        return pairs[0] if pairs else None
+            if isinstance(id_or_filter, Mapping):
+                query = yield from self._query(id_or_filter)
+            else:
+                query, number = yield from identify(
+                    self.spec, split_filter(self.spec, self.id_filter(id_or_filter))
+                )
+                if number > 1:
+                    raise UsageError(
+                        f"{number} readings of {self.spec.label} have the id {id_or_filter!r}, as they are "
+                        "of one series and one moment; say which by a filter, or declare an id on the model",
+                        code="reading-ambiguous",
+                    )
+            return (yield from self.updater.change_first(query, change))
 
-    def _by_id(self, identity: Any) -> Plan[Selection]:
-        selection = select(self.spec, self.id_filter(identity))
-        number = yield from reading.count_opened(self.spec, selection)
-        if number > 1:
-            raise UsageError(
-                f"{number} readings of {self.spec.label} have the id {identity!r}, as they are of one "
-                "series and one moment; say which by a filter, or declare an id on the model",
-                code="reading-ambiguous",
-            )
-        return selection
+    def _query(self, filter: Any) -> Plan[ReadingQuery]:
+        return (yield from identify(self.spec, split_filter(self.spec, filter)))[0]
 
     def _loaded(self, flat: Raw) -> D:
-        """A changed reading with the id that it has now."""
-        document: D = as_written(self.entry, copy.deepcopy(self.spec.identified(flat)))
+        """Return a changed reading with the id that it has now."""
+        document: D = as_written(self.entry, copy.deepcopy(self.spec.with_derived_id(flat)))
         return document
 
     def update(
@@ -202,7 +203,7 @@ class BucketLayout(BucketUpkeep[D]):
             self._not_answered("update with sort= or array_filters=", "say which by its id")
         check_returns(returns)
         cleaned = parse_update(self.entry.paths.fields, update).update
-        change = applied(self.spec, cleaned)
+        change = compile_update(self.spec, cleaned)
         pair = yield from self._change_one(id_or_filter, change, [{"update": cleaned}])
         if pair is None or pair[1] is None:
             return None
@@ -218,36 +219,29 @@ class BucketLayout(BucketUpkeep[D]):
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         require_filter(self.entry, filter)
         cleaned = parse_update(self.entry.paths.fields, update).update
-        change = applied(self.spec, cleaned)
+        change = compile_update(self.spec, cleaned)
         with translated(self.spec.label, [{"update": cleaned}]):
-            count, _ = yield from self.changer.change_all(select(self.spec, filter), change)
-        return count
+            return (yield from self.updater.change_all((yield from self._query(filter)), change))
 
     def replace(self, document: D) -> Plan[D]:
         raw = dump(self.entry, document, [])
-        identity = raw["_id"]
 
-        def change(readings: list[Raw]) -> Plan[list[Raw | None]]:
-            return [copy.deepcopy(raw) for _ in readings]
+        def change(picked: Picked) -> Plan[Sequence[Raw | None]]:
+            return [copy.deepcopy(raw) for _ in picked.places]
             yield  # pragma: no cover (a plan that asks for nothing)
 
-        if (yield from self._change_one(identity, change, [raw])) is None:
-            raise gone(self.entry, identity)
+        if (yield from self._change_one(raw["_id"], change, [raw])) is None:
+            raise gone(self.entry, raw["_id"])
         return self._loaded(raw)
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        pair = yield from self._change_one(id_or_filter, _delete)
+        pair = yield from self._change_one(id_or_filter, delete_readings)
         return None if pair is None else as_written(self.entry, pair[0])
 
     def delete_all(self, filter: Any) -> Plan[int]:
         require_filter(self.entry, filter)
-        selection = select(self.spec, filter)
-        if selection.whole and selection.low is None and selection.high is None:
-            return (yield from self.changer.delete_buckets(selection))
-        count, _ = yield from self.changer.change_all(selection, _delete)
-        return count
-
-
-def _delete(readings: list[Raw]) -> Plan[list[Raw | None]]:
-    return [None] * len(readings)
-    yield  # pragma: no cover (a plan that asks for nothing)
+        with translated(self.spec.label):
+            query = yield from self._query(filter)
+            if query.takes_whole_buckets:
+                return (yield from self.updater.delete_buckets(query))
+            return (yield from self.updater.change_all(query, delete_readings))

@@ -1,9 +1,10 @@
 """The Store's calls on a model in a native time-series collection.
 
-The server keeps readings in buckets of its own and shows them as documents,
-so reading is as everywhere else. Writing is not: there are no transactions,
-single readings cannot be changed, and only the series can be used to change
-or delete many. What the server refuses is refused with the way out.
+The server stores readings in buckets of its own and shows them as documents,
+so reading is as for ordinary documents. Writing is not: there are no
+transactions, single readings cannot be changed, and many can be changed or
+deleted only by their series. What the server refuses is refused by name, with
+what to do instead.
 """
 
 from __future__ import annotations
@@ -30,15 +31,10 @@ from treadle.model.bson_types import check_batch, clean
 from treadle.model.codec import StoredField
 from treadle.model.document import Document, Indexed
 from treadle.patterns.bucket.adoption import SeriesAdoption
-from treadle.patterns.bucket.contents import column
-from treadle.patterns.bucket.series import adapted, bounds, chosen_fields, field_summary, make_aware
-from treadle.patterns.bucket.spec import (
-    as_tuple,
-    check_adoption,
-    check_time_and_expiry,
-    moment,
-    refusal,
-)
+from treadle.patterns.bucket.bucket_document import column
+from treadle.patterns.bucket.query import time_condition
+from treadle.patterns.bucket.series import adapted, chosen_fields, field_summary, make_aware, times_between
+from treadle.patterns.bucket.spec import as_tuple, check_reading_declaration, refusal
 from treadle.plan import (
     Call,
     Plan,
@@ -60,7 +56,7 @@ from treadle.query.updates import parse_update
 D = TypeVar("D", bound=Document)
 
 # What to do in place of calls that the server refuses.
-INSTEAD = {
+ALTERNATIVES = {
     "update": "update_many can change the series as a whole; or use bucket=",
     "replace": "use bucket=",
     "change": "use bucket=",
@@ -69,11 +65,10 @@ INSTEAD = {
 }
 
 
-class NativeLayout(DocumentReads[D]):
-    """Readings in the server's own kind of collection."""
+class TimeSeriesLayout(DocumentReads[D]):
+    """Readings in the server's own kind of collection; reads are those of ordinary documents."""
 
     pattern = "time_series"
-    entry: ModelEntry[D]
 
     def __init__(self, entry: ModelEntry[D], declared: Any) -> None:
         super().__init__(entry)
@@ -104,8 +99,7 @@ class NativeLayout(DocumentReads[D]):
         return field
 
     def _check(self) -> None:
-        check_time_and_expiry(self.declared, self.entry, self.time)
-        check_adoption(self.declared, self.entry)
+        check_reading_declaration(self.declared, self.entry, self.time)
         if self.declared.granularity not in ("seconds", "minutes", "hours"):
             raise self._refusal(
                 f"has granularity={self.declared.granularity!r}; it takes 'seconds' or 'minutes' or 'hours'"
@@ -125,11 +119,11 @@ class NativeLayout(DocumentReads[D]):
             )
 
     def _not_answered(self, call: str, hint: str = "use find or count") -> NoReturn:
-        if call in INSTEAD:
-            raise self._not_offered(call, INSTEAD[call])
+        if call in ALTERNATIVES:
+            raise self._unsupported(call, ALTERNATIVES[call])
         super()._not_answered(call, hint)
 
-    def _not_offered(self, what: str, instead: str) -> UsageError:
+    def _unsupported(self, what: str, instead: str) -> UsageError:
         return UsageError(
             f"{what} is not offered on {self.name}, which is stored with timeseries=: the server refuses it "
             f"on its native kind; {instead}",
@@ -143,7 +137,7 @@ class NativeLayout(DocumentReads[D]):
         except OperationFailure as error:
             if not codes_of(error) & REFUSED_ON_TIME_SERIES:
                 raise
-            raise self._not_offered(what, "use bucket=, which offers all calls") from error
+            raise self._unsupported(what, "use bucket=, which offers all calls") from error
 
     # -- writing --------------------------------------------------------------------------
 
@@ -154,7 +148,7 @@ class NativeLayout(DocumentReads[D]):
         if not ordered:
             self._not_answered("insert_many with ordered=False", "leave it out")
         if (yield from is_inside()):
-            raise self._not_offered("a transaction", "write outside of it, or use bucket=")
+            raise self._unsupported("a transaction", "write outside of it, or use bucket=")
         listed, altered = list(documents), list[Any]()
         raws = dump_all(self.entry, listed, altered)
         if len(raws) > 1:
@@ -181,15 +175,8 @@ class NativeLayout(DocumentReads[D]):
         # In the order of time.
         return Layout.first(self, filter, sort, card)
 
-    def archive_reader(self, query: Query) -> Any:
-        self._not_answered("find(archived=True)")
-
-    def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> Any:
-        self._not_answered("search")
-
     def _series(self, key: Any, start: Any, end: Any) -> Raw:
-        low, high = bounds(start, end)
-        times = {name: moment(end) for name, end in (("$gte", low), ("$lte", high)) if end is not None}
+        times = time_condition(times_between(start, end))
         series: Raw = {}
         if self.key is not None:
             value = clean(key)
@@ -201,7 +188,7 @@ class NativeLayout(DocumentReads[D]):
         return {**series, **({self.time.stored: times} if times else {})}
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-        """One entry for the whole range, computed by the server: its own buckets are not to be seen."""
+        """Return one entry for the whole range, computed by the server, whose own buckets are hidden."""
         group: Raw = {
             "_id": None, "count": {"$sum": 1}, "start": {"$min": f"${self.time.stored}"},
             "end": {"$max": f"${self.time.stored}"},
@@ -281,7 +268,7 @@ class NativeLayout(DocumentReads[D]):
         yield from set_up_indexes(self.entry, missing, changed, actions)
 
     def _compare(self, collection: Raw, options: Raw, expiry: Raw, actions: list[Action]) -> Plan[None]:
-        """Change what can be changed of a collection that is there; raises where it cannot be used."""
+        """Change what can be changed of an existing collection; raises where it cannot be used."""
         if collection["type"] != "timeseries":
             raise DataError(
                 f"{self.name} is to be a time series in {self.collection!r}, but that is an ordinary "
@@ -313,7 +300,7 @@ class NativeLayout(DocumentReads[D]):
         return SeriesAdoption(self.entry, self.time.stored, self.declared.adopt)
 
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        """Documents that wait to be moved here; the server looks after all the rest."""
+        """Return the documents that wait to be moved here; the server looks after all the rest."""
         return self._adoption().waiting()
 
     def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:

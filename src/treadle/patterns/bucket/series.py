@@ -1,4 +1,4 @@
-"""One series: its readings as tuples, and the summaries of its buckets."""
+"""One series: its readings as tuples, and the summaries of its buckets; the buckets are read as they are."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from treadle.graph.outcomes import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import clean, date_to_bson, from_bson
 from treadle.model.codec import Codec, StoredField
-from treadle.patterns.bucket.contents import FIRST, LAST, column, readings_of
-from treadle.patterns.bucket.matching import Selection, times_filter
-from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds
+from treadle.patterns.bucket.bucket_document import column, damaged, readings_of
+from treadle.patterns.bucket.query import Times, time_condition, times_filter
+from treadle.patterns.bucket.spec import EPOCH, FIRST, LAST, Spec, milliseconds
 from treadle.plan import Plan, Raw, find
 from treadle.query.paths import value_at
 
@@ -29,17 +29,22 @@ BUCKET_SUMMARIES_MAX = 1_000_000
 NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
 
 
-def tuples(
+def reading_tuples(
     spec: Spec, key: Any, start: Any, end: Any, fields: Sequence[str] | None
 ) -> Plan[list[tuple[Any, ...]]]:
-    """Readings of one series as tuples: the time, then the fields; from `start` to before `end`."""
-    chosen, naive = chosen_fields(spec.codec, fields, {*spec.outer, spec.time.stored})
+    """Return readings of one series as tuples: the time, then the fields; from `start` to before `end`."""
+    chosen, naive = chosen_fields(spec.codec, fields, {*spec.shared, spec.time.stored})
     names = [each.stored for each in chosen]
-    selection = _series(spec, key, start, end)
+    times = times_between(start, end)
     buckets = yield from find(
-        spec.collection, selection.buckets, sort=[(spec.names.start, 1)], naive=naive, allow_disk_use=True
+        spec.collection,
+        _series(spec, key, times),
+        sort=[(spec.names.start, 1)],
+        naive=naive,
+        allow_disk_use=True,
     )
-    first, last = selection.times
+    at = time_condition(times)
+    first, last = at.get("$gte", FIRST), at.get("$lte", LAST)
     rows: list[tuple[Any, ...]] = []
     for bucket in buckets:
         if naive:
@@ -52,11 +57,9 @@ def tuples(
     return adapted(spec.codec, chosen, rows)
 
 
-def _series(spec: Spec, key: Any, start: Any, end: Any) -> Selection:
-    """All readings of one series in a range of time."""
-    selection = Selection({}, *bounds(start, end))
-    selection.buckets = {"$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, selection)]}
-    return selection
+def _series(spec: Spec, key: Any, times: Times) -> Raw:
+    """Return the filter for the buckets of one series that meet a range of time."""
+    return {"$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, times)]}
 
 
 def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> list[tuple[Any, ...]]:
@@ -65,19 +68,19 @@ def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> li
         if not isinstance(rows, list):
             raise TypeError
         times = list(map(itemgetter(spec.time.stored), rows))
-        columns = {name: column(rows, name) for name in names if name not in spec.outer_names}
+        columns = {name: column(rows, name) for name in names if name not in spec.series_fields}
         if naive:
             times = [EPOCH + (each - NAIVE_EPOCH) for each in times]
     except (KeyError, TypeError, AttributeError):
         # No array, no reading, no time, text in its place, or a date beyond Python's years.
         readings_of(spec, bucket)
         raise
-    columns |= {name: [bucket.get(name)] * len(times) for name in names if name in spec.outer_names}
+    columns |= {name: [bucket.get(name)] * len(times) for name in names if name in spec.series_fields}
     return list(zip(times, *(columns[name] for name in names), strict=True))
 
 
 def make_aware(raw: Raw, *names: str) -> None:
-    """Give dates their time zone, by distance, which is quicker than to replace it."""
+    """Give dates their time zone, by adding a distance, which is faster than replacing it."""
     for name in names:
         if isinstance(value := raw.get(name), dt.datetime):
             raw[name] = EPOCH + (value - NAIVE_EPOCH)
@@ -86,7 +89,7 @@ def make_aware(raw: Raw, *names: str) -> None:
 def chosen_fields(
     codec: Codec[Any], names: Sequence[str] | None, outer: set[str]
 ) -> tuple[list[StoredField], bool]:
-    """The fields that a caller named, or all that are measured; and whether none of them can hold a date."""
+    """Return the fields that a caller named, or all measured ones, and whether none can hold a date."""
     for name in names or ():
         if name not in codec.by_name or codec.by_name[name].stored == "_id":
             raise UsageError(f"{codec.model.__name__} has no field {name!r} to read", code="filter-invalid")
@@ -103,7 +106,7 @@ _DATELESS = (bool, int, float, str, bytes, decimal.Decimal, ObjectId, UUID)
 def adapted(
     codec: Codec[Any], fields: Sequence[StoredField], rows: list[tuple[Any, ...]]
 ) -> list[tuple[Any, ...]]:
-    """A time and values of these fields per row, as Python has them."""
+    """Return rows of a time and values of these fields, as Python has them."""
     adapters = [None, *(adapter_of(codec, each.shape) for each in fields)]
     if not any(adapters):
         return rows
@@ -116,8 +119,8 @@ def adapted(
     ]
 
 
-def bounds(start: Any, end: Any) -> tuple[int | None, int | None]:
-    """The first and last millisecond from `start` to before `end`."""
+def times_between(start: Any, end: Any) -> Times:
+    """Return the times from `start` to before `end`."""
     for given in (start, end):
         if given is not None and not isinstance(given, dt.datetime):
             raise UsageError(
@@ -129,7 +132,7 @@ def bounds(start: Any, end: Any) -> tuple[int | None, int | None]:
 
 
 def key_values(spec: Spec, key: Any) -> tuple[Any, ...]:
-    """The stored key of a series that a caller named: a value, a tuple, or a mapping of fields."""
+    """Return the stored key of a series that a caller named: a value, a tuple, or a mapping of fields."""
     names = [field.name for field in spec.keys]
     if isinstance(key, dict) and set(key) == set(names):
         values = [key[name] for name in names]
@@ -149,28 +152,36 @@ def key_values(spec: Spec, key: Any) -> tuple[Any, ...]:
 
 
 def summary(spec: Spec, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-    """One entry per bucket of a series that meets the range, in order; readings are not read."""
+    """Return an entry per bucket of a series that meets the range, in order; readings are not read."""
     names = spec.names
     buckets = yield from find(
         spec.collection,
-        _series(spec, key, start, end).buckets,
-        {names.start: 1, names.end: 1, names.count: 1, names.stats: 1, "_id": 0},
+        _series(spec, key, times_between(start, end)),
+        dict.fromkeys((names.start, names.end, names.count, names.stats), 1),
         sort=[(names.start, 1)],
         limit=BUCKET_SUMMARIES_MAX,
         naive=True,
         allow_disk_use=True,
     )
-    summaries = []
-    for bucket in buckets:
-        make_aware(bucket, names.start, names.end)
-        number, held = bucket[names.count], bucket.get(names.stats)
-        stats = {stat.python: field_summary(value_at(held, stat.path) or {}, number) for stat in spec.stats}
-        summaries.append(Summary(bucket[names.start], bucket[names.end], number, stats))
-    return summaries
+    return [_summary_of(spec, bucket) for bucket in buckets]
 
 
-def field_summary(stored: Raw, count: int) -> FieldSummary:
-    """Statistics as Python knows them, with the average."""
+def _summary_of(spec: Spec, bucket: Raw) -> Summary:
+    names = spec.names
+    make_aware(bucket, names.start, names.end)
+    number, stored = bucket.get(names.count), bucket.get(names.stats)
+    try:
+        if not isinstance(number, int):
+            raise TypeError
+        stats = {stat.python: field_summary(value_at(stored, stat.path) or {}, number) for stat in spec.stats}
+        return Summary(bucket[names.start], bucket[names.end], number, stats)
+    except (AttributeError, KeyError, TypeError):
+        # Text in the place of a number, or a part that is missing.
+        raise damaged(spec, bucket["_id"], "its count or its statistics are not numbers") from None
+
+
+def field_summary(stored: Raw, count: Any) -> FieldSummary:
+    """Return statistics as Python has them, with the average."""
     low, high, total = stored.get("min"), stored.get("max"), stored.get("sum")
     if isinstance(total, Decimal128) or isinstance(low, Decimal128):
         low, high, total = map(from_bson, (low, high, total))

@@ -1,47 +1,51 @@
-"""Writing: new readings into the buckets of their own windows, one update per bucket.
+"""Appends: new readings into the buckets of their windows.
 
-The key of a bucket is (series, start of its window, sequence number), and a
-unique index holds it. Several readings for a window of which this process has
-written nothing are tried as a new bucket. An append is one upsert whose filter
-says that there is room. Where it meets a bucket that is full or of other
-metadata, the upsert collides with the index; then the window is read
-(`placing.py`) and the readings go on in whichever bucket has room, or in the
-next number. Inside a transaction of the caller an error would end everything,
-so there the windows are read first.
+The key of a bucket is (series, start of the window, sequence number), and a
+unique index holds it; without a span, the window is the whole series and the
+key is (series, sequence number).
 
-Many appends at once share one transaction, because the server commits once
-then and not once per bucket. It reads the buckets first, and those with room
-are then updated by their `_id` alone, which takes the server half as long as
-with conditions. Nobody can fill one meanwhile without making the transaction
-fail. It is tried once: whoever meets another writer or a full bucket there
-writes one by one after all.
+An append is one transaction. It reads the buckets of the windows, adds to the
+last one of each that has room, and makes new ones. What it read cannot change
+before it commits, because it writes each bucket that it decided on: a bucket
+it adds to, the index entry of a bucket it makes, and under `unique` the first
+bucket of the window, in the collection or in the archive.
+
+Readings for a single bucket are tried as one upsert first, whose filter says
+that there is room. Where there is none it collides with the index, and the
+transaction follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bson import ObjectId
 from pymongo import UpdateOne
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo.errors import OperationFailure
 
-from treadle.errors import DataError, PartlyDone, TreadleError, UsageError
+from treadle.engine.salvage import attempting
+from treadle.errors import DataError, PartlyDone, TreadleError
+from treadle.graph.rule import REVISION
 from treadle.model.bson_types import RESERVED
-from treadle.patterns.bucket.contents import (
-    aggregate_of,
-    column,
-    start_of,
-    stats_of,
-    values_of,
+from treadle.patterns.bucket.bucket_document import aggregate_of, derived_parts, in_64_bits, values_of
+from treadle.patterns.bucket.grouping import BUCKET_BYTES_MAX, WindowBatch, count_fitting, cut
+from treadle.patterns.bucket.spec import LIMIT_MAX, SEQUENCE, Spec, milliseconds, to_datetime
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    bulk_write,
+    by_id,
+    insert_many,
+    is_inside,
+    transact,
+    update_many,
+    update_one,
+    wait,
 )
-from treadle.patterns.bucket.grouping import BUCKET_BYTES_MAX, Batch, part_of, split_large
-from treadle.patterns.bucket.placing import Placer
-from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, moment, state
-from treadle.plan import Plan, Raw, bulk_write, find, insert_many, transact, update_one, wait
 from treadle.plan.server_errors import (
-    BAD_VALUE,
     DUPLICATE_KEY,
     TOO_LARGE,
     is_about_one_document,
@@ -52,358 +56,373 @@ from treadle.plan.server_errors import (
 )
 from treadle.query.keys import freeze
 
-# Buckets that are written in one command.
-BUCKET_OPERATIONS_MAX = 5_000
-# Buckets that are written in one transaction.
-BUCKET_TOGETHER_MAX = 1_000
-# Windows whose last bucket is remembered.
-BUCKET_REMEMBERED_MAX = 20_000
-# Calls that do without a transaction after one was in vain.
-BUCKET_ALONE_MAX = 256
-# Attempts to add readings.
-BUCKET_ATTEMPTS_MAX = 500
-# The first pause between two attempts to add.
-BUCKET_PAUSE_SECONDS = 0.001
-# The longest of both.
-BUCKET_PAUSE_MAX_SECONDS = 0.05
+# Buckets, and bytes of readings, that are written in one transaction.
+BUCKET_TRANSACTION_MAX = 1_000
+BUCKET_TRANSACTION_BYTES_MAX = 32 * 2**20
+# Attempts at a transaction that collides with the index, and the pause between two of them.
+BUCKET_ATTEMPTS_MAX = 100
+BUCKET_PAUSE_SECONDS = 0.01
 
 R = TypeVar("R")
 
-# How many readings make it worth to try a new bucket first, and how many appends a transaction.
-FRESH_MIN = 8
-TOGETHER_MIN = 4
-# How many appends it takes, for each condition that finds their buckets, to make it worth to look first.
-LOOK_UP_MIN = 16
+
+@dataclass(slots=True)
+class StoredBucket:
+    """What an append has to know of a bucket."""
+
+    collection: str
+    identity: Any
+    # Frozen key and metadata.
+    values: Any
+    sequence: int
+    # Whether readings can be added: it is not archived, and neither its array nor its count is damaged.
+    is_open: bool
+    count: int
+    bytes: int
+    # The stored sum of each of the statistics.
+    sums: list[Any]
+    unique_values: list[Any]
 
 
-NO_BUCKETS: Mapping[Any, Raw] = MappingProxyType({})
+@dataclass(slots=True)
+class Window:
+    """The buckets of one window, in the order of their sequence numbers; changes as readings are placed."""
+
+    buckets: list[StoredBucket] = field(default_factory=list)
+    sequence: int = -1
+    unique_values: set[Any] = field(default_factory=set)
+    is_guarded: bool = False
+
+    def add(self, bucket: StoredBucket) -> None:
+        self.buckets.append(bucket)
+        self.sequence = max(self.sequence, bucket.sequence)
+        self.unique_values.update(freeze(value) for value in bucket.unique_values)
+
+    def open_bucket(self, values: Any) -> StoredBucket | None:
+        """Return the last bucket with this key and metadata to which readings can be added."""
+        return next((each for each in reversed(self.buckets) if each.is_open and each.values == values), None)
+
+
+class HeldBuckets:
+    """The buckets that an attempt has read; the next one writes them first, so that other writers wait."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, list[Any]] = {}
+
+    def note(self, windows: Iterable[Window]) -> None:
+        self._ids.clear()
+        for bucket in (each for window in windows for each in window.buckets if each.is_open):
+            self._ids.setdefault(bucket.collection, []).append(bucket.identity)
+
+    def write(self) -> Plan[None]:
+        for collection, ids in self._ids.items():
+            yield from update_many(collection, {"_id": {"$in": ids}}, {"$inc": {REVISION: 1}})
 
 
 class Writer:
-    """Appends the readings of one model; remembers which bucket of a window was the last."""
+    """Appends the readings of one model."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.collection = spec.collection
-        self.placer = Placer(spec, self.remember)
-        # Of a window: the last bucket, and how many readings it has at least.
-        self._last: dict[Any, tuple[int, int]] = {}
-        self._alone = self._alone_next = 0
-        # Whether a value of a key can be one of several in a condition; a mapping could pass for an operator.
-        self._looks_up = all(each.shape.kind == "scalar" for each in spec.keys)
 
-    # -- appending ----------------------------------------------------------------------
+    def append(self, batches: Sequence[WindowBatch]) -> Plan[list[int]]:
+        """Store readings, all or none of them. Returns the positions of those that `unique` knows already.
 
-    def append(self, batches: Sequence[Batch], *, careful: bool, together: bool = False) -> Plan[list[int]]:
-        """Store the readings; the positions of those that were there already, under `unique`.
-
-        `careful` reads the windows before it writes, as a transaction needs;
-        `together` allows a transaction of our own.
+        More buckets than one transaction holds are stored in several; then
+        `PartlyDone` says how many readings were stored before one was refused.
         """
-        done: list[int] = []
-        appending = self._append(batches, done, careful=careful, together=together)
-        # In a transaction of the caller's nothing stays.
-        return (yield from partly(self.spec.label, [] if careful else done, appending))
-
-    def _append(
-        self, batches: Sequence[Batch], done: list[int], *, careful: bool, together: bool
-    ) -> Plan[list[int]]:
-        spec = self.spec
+        inside = yield from is_inside()
+        may_upsert = len(batches) == 1 and not inside and self._may_upsert(batches[0])
+        if may_upsert and (yield from self._upsert(batches[0])):
+            return []
         duplicates: list[int] = []
-        careful = careful or spec.unique is not None or spec.span is None
-        pending: list[Batch] = []
-        located: list[Batch] = []
-        for batch in split_large(spec, batches):
-            if careful or (spec.limit is not None and len(batch.readings) > spec.limit):
-                pending.append(batch)
-            else:
-                located += self._guess(batch)
-        if any(batch.fresh for batch in located):
-            located = yield from self._write_fresh(located, done)
-        # Whether they gain by a transaction, and are not too much for one.
-        few = TOGETHER_MIN <= len(located) <= BUCKET_TOGETHER_MAX
-        if together and not careful and few and sum(each.size for each in located) <= BUCKET_BYTES_MAX:
-            located = yield from self._write_together(located, done)
-        for attempt in range(BUCKET_ATTEMPTS_MAX):
-            later: list[Batch] = []
-            for batch in pending:
-                now, rest = yield from self.placer.locate(batch, duplicates)
-                located += now
-                later += rest
-            failed = yield from self.write(located, done)
-            pending, located = [*failed, *later], []
-            if not pending:
-                return duplicates
-            if failed:
-                # Others were quicker; each time one of them got on.
-                yield from pause(attempt, BUCKET_PAUSE_SECONDS)
+        done: list[int] = []
+        for part in _parts(batches):
+            plan = self.append_inside(part) if inside else self._append_part(part)
+            duplicates += yield from partly(self.spec.label, done, plan)
+            if not inside:
+                done.append(sum(len(batch.readings) for batch in part))
+        return duplicates
+
+    # -- one upsert -----------------------------------------------------------------------
+
+    def _may_upsert(self, batch: WindowBatch) -> bool:
+        spec = self.spec
+        fits = len(batch.readings) <= (spec.limit or LIMIT_MAX) and sum(batch.sizes) <= BUCKET_BYTES_MAX
+        # Without a span, the upsert would have to walk through all full buckets of the series.
+        return fits and spec.unique is None and spec.span is not None
+
+    def _upsert(self, batch: WindowBatch) -> Plan[bool]:
+        """Add readings to a bucket of their window with room, or open its first. Returns whether it could."""
+        spec, names = self.spec, self.spec.names
+        assert batch.start is not None
+        filter: Raw = {
+            name: {"$eq": value} for name, value in zip(spec.series_fields, batch.values, strict=True)
+        }
+        filter[names.start] = {"$eq": to_datetime(batch.start)}
+        if spec.limit is not None:
+            filter[names.count] = {"$lte": spec.limit - len(batch.readings)}
+        # A damaged bucket is passed by.
+        filter[names.readings] = {"$type": "array"}
+        update = {
+            **append_update(spec, batch.readings),
+            "$setOnInsert": {names.end: to_datetime(spec.last(batch.start))},
+        }
+        try:
+            yield from update_one(spec.collection, filter, update, upsert=True)
+        except OperationFailure as error:
+            (refusal,) = refusals(error)
+            no_room = refusal.get("code") in TOO_LARGE or is_increment_overflow(refusal)
+            if not no_room and not is_bucket_taken(error):
+                raise
+            return False
+        return True
+
+    # -- one transaction ------------------------------------------------------------------
+
+    def _append_part(self, batches: Sequence[WindowBatch]) -> Plan[list[int]]:
+        held = HeldBuckets()
+        body = attempting(lambda: self.append_inside(batches, held), held.write, 1)
+        for number in range(BUCKET_ATTEMPTS_MAX):
+            try:
+                return (yield from transact(body))
+            except OperationFailure as error:
+                if not is_bucket_taken(error):
+                    raise
+            # Another writer opened the same bucket first.
+            if number:
+                yield from wait(BUCKET_PAUSE_SECONDS)
         raise DataError(
-            f"readings of {spec.label} found no bucket in {BUCKET_ATTEMPTS_MAX} attempts; "
+            f"readings of {self.spec.label} found no bucket in {BUCKET_ATTEMPTS_MAX} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
 
-    def _guess(self, batch: Batch) -> list[Batch]:
-        """Aim at the last bucket that this process knows of the window, or at a new one.
+    def append_inside(
+        self, batches: Sequence[WindowBatch], held: HeldBuckets | None = None
+    ) -> Plan[list[int]]:
+        """Store readings within a transaction that is open. Notes in `held` the buckets that it read."""
+        windows = yield from self._windows(batches)
+        if held is not None:
+            held.note(windows.values())
+        return (yield from Append(self.spec, windows).write(batches))
 
-        What would make that bucket too full goes on in the next number. A
-        guess that is wrong does no harm: it collides with the index.
-        """
-        number, limit = len(batch.readings), self.spec.limit
-        known = self._last.get((self.spec.known(batch.outer), batch.start))
-        batch.fresh = known is None and number >= FRESH_MIN
-        batch.sequence, count = known or (0, 0)
-        if known is None or limit is None or count + number <= limit:
-            self.remember(batch, count)
-            return [batch]
-        room = max(0, limit - count)
-        rest = part_of(batch, room, number)
-        rest.sequence += 1
-        rest.fresh = number - room >= FRESH_MIN
-        self.remember(rest, 0)
-        return [part_of(batch, 0, room), rest] if room else [rest]
+    def _windows(self, batches: Sequence[WindowBatch]) -> Plan[dict[Any, Window]]:
+        """Return the windows of batches, with their buckets."""
+        spec = self.spec
+        windows = {window_name(spec, batch.key, batch.start): Window() for batch in batches}
+        needs_archive = spec.unique is not None or spec.span is None
+        for collection in spec.collections if needs_archive else (spec.collection,):
+            for stages in self._searches(batches):
+                for row in (yield from aggregate(collection, [*stages, {"$project": self._projection()}])):
+                    key, start = row["values"][: len(spec.keys)], row["start"]
+                    name = window_name(spec, key, None if spec.span is None else milliseconds(start))
+                    if name in windows:
+                        windows[name].add(self._bucket(collection, row))
+        for window in windows.values():
+            # Of two with one number, the one in the collection comes first.
+            window.buckets.sort(key=lambda bucket: bucket.sequence)
+        return windows
 
-    def remember(self, batch: Batch, count: int) -> None:
-        """Note that a batch goes into a bucket with so many readings."""
-        if len(self._last) >= BUCKET_REMEMBERED_MAX:
-            self._last.clear()
-        name = self.spec.known(batch.outer), batch.start
-        self._last[name] = batch.sequence, count + len(batch.readings)
-
-    def _write_together(self, batches: list[Batch], done: list[int]) -> Plan[list[Batch]]:
-        """Perform the appends in one transaction; all of them again if that was in vain."""
-        if self._alone:
-            self._alone -= 1
-            return batches
-        tried = False
-
-        def attempt() -> Plan[None]:
-            nonlocal tried
-            if tried:
-                # Another writer came between, or a reply was lost; the transaction has done nothing.
-                raise _InVain
-            tried = True
-            buckets = yield from self._look_up(batches)
-            yield from self._append_all(batches, buckets)
-
-        try:
-            yield from transact(attempt)
-        except _InVain:
-            pass
-        except BulkWriteError as error:
-            self.collisions(error)
-        else:
-            done += _numbers(batches)
-            self._alone_next = 0
-            return []
-        # Each time twice as many calls do without a transaction.
-        self._alone = self._alone_next = min(BUCKET_ALONE_MAX, 2 * self._alone_next or 1)
-        return batches
-
-    def _append_all(self, batches: Sequence[Batch], buckets: Mapping[Any, Raw] = NO_BUCKETS) -> Plan[None]:
-        """The appends in one command; `buckets` are those that nobody else can change meanwhile."""
-        spec, count, limit = self.spec, self.spec.names.count, self.spec.limit
-        operations = []
-        for batch in batches:
-            bucket = buckets.get(_place(batch.outer, batch.start, batch.sequence)) if buckets else None
-            if bucket is not None and limit is not None:
-                # Several of the batches may be for the same one.
-                bucket[count] += len(batch.readings)
-                bucket = bucket if bucket[count] <= limit else None
-            filter = self._filter(batch) if bucket is None else {"_id": bucket["_id"]}
-            operations.append(UpdateOne(filter, self._update(batch), upsert=bucket is None))
-        yield from bulk_write(spec.collection, operations, ordered=False)
-
-    def _look_up(self, batches: Sequence[Batch]) -> Plan[dict[Any, Raw]]:
-        """The buckets at which batches aim, by their places; none where it is not worth to look."""
-        spec, names = self.spec, self.spec.names
-        conditions = self._conditions(batches) if self._looks_up else []
-        if not conditions:
-            return {}
-        projection = dict.fromkeys((*spec.outer_names, names.start, names.count, SEQUENCE), 1)
-        condition = {"$or": conditions, names.readings: {"$type": "array"}}
-        buckets = yield from find(self.collection, condition, projection)
-        return {
-            _place(
-                [each.get(name) for name in spec.outer_names], start_of(spec, each), state(each, "sequence")
-            ): each
-            for each in buckets
-            if type(each["_id"]) is ObjectId and type(each.get(names.count)) is int
-        }
-
-    def _conditions(self, batches: Sequence[Batch]) -> list[Raw]:
-        """What finds the buckets of batches and no others; few conditions, or none."""
-        names = (*self.spec.key_names, self.spec.names.start)
-        windows = [(*batch.key, moment(batch.start or 0)) for batch in batches]
-        sequence = {"$in": [each or None for each in {batch.sequence for batch in batches}]}
-        for place, name in enumerate(names):
-            groups: dict[Any, tuple[tuple[Any, ...], list[Any]]] = {}
-            for window in windows:
-                rest = (*window[:place], *window[place + 1 :])
-                groups.setdefault(tuple(map(freeze, rest)), (rest, []))[1].append(window[place])
-            if len(groups) * LOOK_UP_MIN <= len(windows):
-                others = (*names[:place], *names[place + 1 :])
-                return [
-                    {other: {"$eq": value} for other, value in zip(others, rest, strict=True)}
-                    | {name: {"$in": values}, SEQUENCE: sequence}
-                    for rest, values in groups.values()
-                ]
-        return []
-
-    def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
-        """As many as one command carries."""
-        most = BUCKET_OPERATIONS_MAX
-        return (batches[at : at + most] for at in range(0, len(batches), most))
-
-    def _write_fresh(self, batches: Sequence[Batch], done: list[int]) -> Plan[list[Batch]]:
-        """Insert what are probably new buckets; the batches that are still to be appended."""
-        rest = [batch for batch in batches if not batch.fresh]
-        for part in self._parts([batch for batch in batches if batch.fresh]):
-            try:
-                yield from insert_many(
-                    self.collection, [self._bucket(batch) for batch in part], ordered=False
-                )
-                done += _numbers(part)
-            except BulkWriteError as error:
-                done += _numbers(part, error)
-                # Another process opened it; the ordinary append comes next.
-                rest += [part[each["index"]] for each in self.collisions(error)]
-        return rest
-
-    def _bucket(self, batch: Batch) -> Raw:
-        """A whole new bucket."""
-        spec, names = self.spec, self.spec.names
-        assert batch.start is not None
-        stats = stats_of(spec, batch.readings)
-        return {
-            **dict(zip(spec.outer_names, batch.outer, strict=True)),
-            names.start: moment(batch.start),
-            names.end: moment(spec.last(batch.start)),
-            names.count: len(batch.readings),
-            names.readings: batch.readings,
-            **({names.stats: stats} if stats else {}),
-            **({RESERVED: {"sequence": batch.sequence}} if batch.sequence else {}),
-        }
-
-    def write(self, batches: Sequence[Batch], done: list[int]) -> Plan[list[Batch]]:
-        """Perform the appends; those that found no room. Notes in `done` how many readings were stored."""
-        failed: list[Batch] = []
-        for part in self._parts(batches):
-            try:
-                if len(part) == 1:
-                    filter, update = self._filter(part[0]), self._update(part[0])
-                    yield from update_one(self.collection, filter, update, upsert=True)
-                else:
-                    yield from self._append_all(part)
-                done += _numbers(part)
-            except OperationFailure as error:
-                done += _numbers(part, error)
-                for each in self.collisions(error):
-                    batch = part[each.get("index", 0)]
-                    self._note_collision(batch, each["code"])
-                    failed.append(batch)
-        return failed
-
-    def collisions(self, error: OperationFailure) -> list[Raw]:
-        """The appends that met a bucket without room, for their readings or a sum; raises for all others."""
-        refused = refusals(error)
-        for each in refused or [{}]:
-            full = each.get("code") in TOO_LARGE or is_increment_overflow(each)
-            taken = each.get("code") == DUPLICATE_KEY and SEQUENCE in (each.get("keyPattern") or {})
-            if not full and not taken:
-                raise error
-        return refused
-
-    def _note_collision(self, batch: Batch, code: Any) -> None:
-        """A bucket that would become too large is as good as full; a sum can become a float."""
-        batch.wide = batch.wide or code == BAD_VALUE
-        if code in TOO_LARGE:
-            if len(batch.readings) == 1 and batch.crowded:
-                raise UsageError(
-                    f"a reading of {self.spec.label} is too large even for a bucket of its own",
-                    code="document-too-large",
-                )
-            batch.crowded += 1
-
-    # -- one append ---------------------------------------------------------------------
-
-    def _filter(self, batch: Batch) -> Raw:
-        """The bucket of a batch, if it has room."""
-        spec, names = self.spec, self.spec.names
-        assert batch.start is not None
-        filter: Raw = {
-            name: {"$eq": value} for name, value in zip(spec.outer_names, batch.outer, strict=True)
-        }
-        filter[names.start] = {"$eq": moment(batch.start)}
-        filter[SEQUENCE] = {"$eq": batch.sequence} if batch.sequence else {"$exists": False}
-        if spec.limit is not None:
-            filter[names.count] = {"$lte": spec.limit - len(batch.readings)}
-        filter[names.readings] = {"$type": "array"}
-        if spec.span is None:
-            # Two values, or an upsert would store the one.
-            filter[NEXT] = {"$exists": False} if batch.next is None else {"$in": [None, moment(batch.next)]}
-        if spec.unique is not None:
-            self._guard_unique(filter, batch)
-        return filter
-
-    def _update(self, batch: Batch) -> Raw:
-        """What adds the readings of a batch to its bucket, or opens it."""
-        spec, names = self.spec, self.spec.names
-        assert batch.start is not None
-        readings, start = batch.readings, batch.start
-        update: Raw = {
-            "$push": {names.readings: {"$each": readings}},
-            "$inc": {names.count: len(readings)},
-        }
+    def _searches(self, batches: Sequence[WindowBatch]) -> Iterator[list[Raw]]:
+        """Yield the first stages of the queries that find the buckets of windows."""
+        spec = self.spec
         if spec.span is not None:
-            update["$setOnInsert"] = {names.end: moment(spec.last(start))}
-        else:
-            update["$max"] = {names.end: max(reading[spec.time.stored] for reading in readings)}
-            if batch.next is not None:
-                update["$setOnInsert"] = {NEXT: moment(batch.next)}
-        self._add_statistics(update, readings, batch.wide)
-        return update
-
-    def _add_statistics(self, update: Raw, readings: Sequence[Raw], wide: bool) -> None:
-        prefix = self.spec.names.stats
-        for stat in self.spec.stats:
-            values = values_of(stat, readings)
-            if not values:
-                continue
-            low, high, total = aggregate_of(values)
-            if low is None:
-                continue
-            path = f"{prefix}.{stat.path}"
-            update.setdefault("$min", {})[f"{path}.min"] = low
-            update.setdefault("$max", {})[f"{path}.max"] = high
-            update["$inc"][f"{path}.sum"] = float(total) if wide and isinstance(total, int) else total
-            if stat.optional:
-                update["$inc"][f"{path}.count"] = len(values)
-
-    def _guard_unique(self, filter: Raw, batch: Batch) -> None:
-        unique = self.spec.unique
-        assert unique is not None
-        filter[CLOSED] = {"$exists": False}
-        values = column(batch.readings, unique.stored)
-        present = [value for value in values if value is not None]
-        if not present:
+            yield [{"$match": {"$or": window_conditions(spec, batches)}}]
             return
-        filter[f"{self.spec.names.readings}.{unique.stored}"] = {"$nin": present}
+        for key in {freeze(batch.key): batch.key for batch in batches}.values():
+            # Only the last bucket of a series can be open.
+            yield [{"$match": spec.key_filter(key)}, {"$sort": {SEQUENCE: -1}}, {"$limit": 1}]
+
+    def _projection(self) -> Raw:
+        spec, names = self.spec, self.spec.names
+        readings = f"${names.readings}"
+        unique: Raw = {} if spec.unique is None else {"unique": f"{readings}.{spec.unique.stored}"}
+        return {
+            "values": [f"${name}" for name in spec.series_fields],
+            "start": f"${names.start}",
+            "sequence": f"${SEQUENCE}",
+            "count": f"${names.count}",
+            "array": {"$isArray": readings},
+            "bytes": {"$bsonSize": "$$ROOT"},
+            # Only the sums of whole numbers can need more than 64 bits.
+            "sums": [f"${names.stats}.{each.path}.sum" if each.type is int else None for each in spec.stats],
+            **unique,
+        }
+
+    def _bucket(self, collection: str, row: Raw) -> StoredBucket:
+        sequence, count, unique_values = row.get("sequence"), row.get("count"), row.get("unique")
+        undamaged = row["array"] and type(count) is int
+        return StoredBucket(
+            collection=collection,
+            identity=row["_id"],
+            values=freeze(row["values"]),
+            sequence=sequence if isinstance(sequence, int) else 0,
+            is_open=undamaged and collection == self.spec.collection,
+            count=count if isinstance(count, int) else 0,
+            bytes=row["bytes"],
+            sums=row["sums"],
+            unique_values=unique_values if isinstance(unique_values, list) else [],
+        )
 
 
-def _place(outer: Sequence[Any], start: int | None, sequence: int | None) -> Any:
-    """What says which bucket is meant; equal where the server takes all parts for equal."""
-    return (*map(freeze, outer), start, sequence or 0)
+class Append:
+    """One attempt to place readings into windows that were read in the same transaction."""
+
+    def __init__(self, spec: Spec, windows: dict[Any, Window]) -> None:
+        self.spec = spec
+        self.windows = windows
+        self.made: list[Raw] = []
+        self.updates: dict[str, list[tuple[Any, Raw]]] = defaultdict(list)
+        self.duplicates: list[int] = []
+
+    def write(self, batches: Sequence[WindowBatch]) -> Plan[list[int]]:
+        """Write the readings. Returns the positions of those that `unique` knows already."""
+        for batch in batches:
+            self._place(batch)
+        for collection, updates in self.updates.items():
+            # In one order, so that one of two writers of the same buckets fails at its first.
+            updates.sort(key=lambda pair: repr(pair[0]))
+            operations = [UpdateOne(by_id(identity), update) for identity, update in updates]
+            yield from bulk_write(collection, operations, ordered=False)
+        if self.made:
+            yield from insert_many(self.spec.collection, self.made, ordered=False)
+        return self.duplicates
+
+    def _place(self, batch: WindowBatch) -> None:
+        window = self.windows[window_name(self.spec, batch.key, batch.start)]
+        readings, sizes = batch.readings, batch.sizes
+        if self.spec.unique is not None:
+            chosen = self._new_readings(batch, window)
+            readings, sizes = [readings[at] for at in chosen], [sizes[at] for at in chosen]
+        taken = 0
+        bucket = window.open_bucket(freeze(list(batch.values)))
+        if bucket is not None:
+            most = (self.spec.limit or LIMIT_MAX) - bucket.count
+            taken = count_fitting(sizes, 0, most, BUCKET_BYTES_MAX - bucket.bytes)
+        if bucket is not None and taken:
+            update = append_update(self.spec, readings[:taken], bucket)
+            self.updates[bucket.collection].append((bucket.identity, update))
+            bucket.count += taken
+            bucket.bytes += sum(sizes[:taken])
+        if readings and self.spec.unique is not None:
+            self._guard(window, bucket if taken else None)
+        for piece in cut(sizes, taken, self.spec.limit or LIMIT_MAX):
+            window.sequence += 1
+            self.made.append(self._new_bucket(batch, window.sequence, readings[piece]))
+
+    def _new_readings(self, batch: WindowBatch, window: Window) -> list[int]:
+        """Return which readings of a batch the window does not hold; the others are duplicates."""
+        assert self.spec.unique is not None
+        name, chosen = self.spec.unique.stored, list[int]()
+        for number, reading in enumerate(batch.readings):
+            value = freeze(reading.get(name))
+            if value is not None and value in window.unique_values:
+                self.duplicates.append(batch.positions[number])
+                continue
+            window.unique_values.add(value)
+            chosen.append(number)
+        return chosen
+
+    def _guard(self, window: Window, written: StoredBucket | None) -> None:
+        """Write the first bucket of a window, so that concurrent appends to the window conflict."""
+        if window.buckets and window.buckets[0] is not written and not window.is_guarded:
+            first = window.buckets[0]
+            self.updates[first.collection].append((first.identity, {"$inc": {REVISION: 1}}))
+            window.is_guarded = True
+
+    def _new_bucket(self, batch: WindowBatch, sequence: int, readings: list[Raw]) -> Raw:
+        parts = derived_parts(self.spec, batch.start or 0, readings)
+        names = self.spec.names
+        bucket = dict(zip(self.spec.series_fields, batch.values, strict=True))
+        bucket |= {name: parts[name] for name in (names.start, names.end, names.count)}
+        bucket[names.readings] = readings
+        if parts.get(names.stats):
+            bucket[names.stats] = parts[names.stats]
+        if sequence:
+            bucket[RESERVED] = {"sequence": sequence}
+        return bucket
 
 
-def pause(attempt: int, seconds: float) -> Plan[None]:
-    """Wait for other writers after an attempt in vain, from the fourth on and longer each time."""
-    if attempt > 2:
-        yield from wait(min(BUCKET_PAUSE_MAX_SECONDS, seconds * 1.5 ** (attempt - 3)))
+def append_update(spec: Spec, readings: Sequence[Raw], bucket: StoredBucket | None = None) -> Raw:
+    """Return the update that adds readings to a bucket; with the bucket, its sums are kept in 64 bits."""
+    names, time = spec.names, spec.time.stored
+    increments: Raw = {names.count: len(readings)}
+    least: Raw = {}
+    greatest: Raw = {}
+    if spec.span is None:
+        least[names.start] = min(reading[time] for reading in readings)
+        greatest[names.end] = max(reading[time] for reading in readings)
+    for number, stat in enumerate(spec.stats):
+        values = values_of(stat, readings)
+        if not values:
+            continue
+        low, high, total = aggregate_of(values)
+        if bucket is not None and isinstance(bucket.sums[number], int) and isinstance(total, int):
+            bucket.sums[number] += total
+            total = total if type(in_64_bits(bucket.sums[number])) is int else float(total)
+        path = f"{names.stats}.{stat.path}"
+        least[f"{path}.min"], greatest[f"{path}.max"], increments[f"{path}.sum"] = low, high, total
+        if stat.optional:
+            increments[f"{path}.count"] = len(values)
+    update = {"$push": {names.readings: {"$each": list(readings)}}, "$inc": increments}
+    return update | ({"$min": least} if least else {}) | ({"$max": greatest} if greatest else {})
+
+
+def window_name(spec: Spec, key: Sequence[Any], start: int | None) -> Any:
+    """Return what identifies a window; equal where the server takes all parts for equal."""
+    return (start, *map(freeze, key))
+
+
+def window_conditions(spec: Spec, batches: Sequence[WindowBatch]) -> list[Raw]:
+    """Return conditions for the buckets of these windows and no others, as few as there can be.
+
+    Windows that differ in one part alone, such as the series, share a condition.
+    """
+    names = (*spec.key_names, spec.names.start)
+    windows = [(*batch.key, to_datetime(batch.start or 0)) for batch in batches]
+    best: list[Raw] | None = None
+    for place, name in enumerate(names):
+        groups: dict[Any, tuple[Any, dict[Any, Any]]] = {}
+        for window in windows:
+            rest = (*window[:place], *window[place + 1 :])
+            groups.setdefault(tuple(map(freeze, rest)), (rest, {}))[1][freeze(window[place])] = window[place]
+        if best is None or len(groups) < len(best):
+            others = (*names[:place], *names[place + 1 :])
+            best = [
+                {other: {"$eq": value} for other, value in zip(others, rest, strict=True)}
+                | {name: {"$in": list(values.values())}}
+                for rest, values in groups.values()
+            ]
+    assert best is not None
+    return best
+
+
+def _parts(batches: Sequence[WindowBatch]) -> Iterator[list[WindowBatch]]:
+    """Yield as many batches as one transaction holds."""
+    part: list[WindowBatch] = []
+    room = BUCKET_TRANSACTION_BYTES_MAX
+    for batch in batches:
+        size = sum(batch.sizes)
+        if part and (size > room or len(part) == BUCKET_TRANSACTION_MAX):
+            yield part
+            part, room = [], BUCKET_TRANSACTION_BYTES_MAX
+        part.append(batch)
+        room -= size
+    if part:
+        yield part
+
+
+def is_bucket_taken(error: OperationFailure) -> bool:
+    """Whether a write collided with the unique index of buckets, and with nothing else."""
+    reasons = refusals(error)
+    return bool(reasons) and all(
+        each.get("code") == DUPLICATE_KEY and SEQUENCE in (each.get("keyPattern") or {}) for each in reasons
+    )
 
 
 def partly(label: str, done: Sequence[int], plan: Plan[R]) -> Plan[R]:
-    """Perform a plan; where it is refused, say how many readings were stored before."""
+    """Perform a plan; where it is refused, say how many readings were written before it, if any."""
     try:
         return (yield from plan)
     except (TreadleError, OperationFailure) as error:
@@ -411,17 +430,3 @@ def partly(label: str, done: Sequence[int], plan: Plan[R]) -> Plan[R]:
         if not any(done) or not refused or not surely_not_committed(error):
             raise
         raise PartlyDone(label, sum(done), translate(error, label)) from error
-
-
-def _numbers(batches: Sequence[Batch], error: OperationFailure | None = None) -> list[int]:
-    """How many readings of each batch were stored by a command in any order, some of which was refused."""
-    refused: set[int] = set()
-    if error is not None:
-        if not isinstance(error, BulkWriteError):
-            return []
-        refused = {each["index"] for each in refusals(error)}
-    return [len(batch.readings) for number, batch in enumerate(batches) if number not in refused]
-
-
-class _InVain(Exception):
-    """A transaction that has done nothing, and is not tried again."""

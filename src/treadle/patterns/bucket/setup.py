@@ -1,4 +1,4 @@
-"""What `setup()` makes for a bucketed model: collection, validator, indexes, and two views.
+"""Set-up of a bucketed model: its collection with validator and indexes, and two views.
 
 `<collection>.flat` shows one document per reading and `<collection>.summary`
 one per bucket with averages, so that mongosh and Compass read buckets without
@@ -25,6 +25,7 @@ from treadle.graph.outcomes import Action
 from treadle.model.document import Indexed
 from treadle.model.json_schema import model_schema
 from treadle.model.text import get_logger
+from treadle.patterns.bucket.query import unwind_stages
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.query.paths import put
@@ -33,7 +34,7 @@ log = get_logger(__name__)
 
 
 def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
-    """Make what is missing, change what differs."""
+    """Create what is missing, and change what differs."""
     entry = spec.entry
     collection = existing.get(spec.collection)
     present: list[Raw] = []
@@ -59,8 +60,8 @@ def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Pla
 def _check_existing(spec: Spec, present: list[Raw]) -> Plan[None]:
     """Refuse a collection that holds other documents; say so where buckets are of another span."""
     start, end, readings = spec.names.start, spec.names.end, spec.names.readings
-    keys = [*spec.key_names, start, SEQUENCE]
-    if not any(list(dict(index["key"])) == keys for index in present):
+    keys = [name for name, _ in index_keys(spec)]
+    if not any(list(index["key"]) == keys for index in present):
         other = yield from find_one(spec.collection, {readings: {"$exists": False}}, {"_id": 1})
         if other is not None:
             raise DataError(
@@ -81,13 +82,24 @@ def _check_existing(spec: Spec, present: list[Raw]) -> Plan[None]:
         )
 
 
+def index_keys(spec: Spec) -> list[tuple[str, int]]:
+    """Return the key of a bucket: series, window and number; without a span, a series is one window."""
+    window = [spec.names.start] if spec.span is not None else []
+    return [(name, 1) for name in (*spec.key_names, *window, SEQUENCE)]
+
+
+def window_index(spec: Spec) -> IndexModel:
+    """Return the index by which the buckets of a window are found."""
+    return IndexModel(index_keys(spec))
+
+
 def _indexes(spec: Spec) -> list[IndexModel]:
-    """The key of buckets, what expires, and what the model asks for."""
+    """Return the indexes of buckets: their key, what expires, and what the model asks for."""
     names = spec.names
-    series = [(name, 1) for name in spec.key_names]
-    indexes = [IndexModel([*series, (names.start, 1), (SEQUENCE, 1)], unique=True)]
+    indexes = [IndexModel(index_keys(spec), unique=True)]
     if spec.span is None:
-        indexes.append(IndexModel([*series, (names.end, 1)]))
+        series = [(name, 1) for name in spec.key_names]
+        indexes += [IndexModel([*series, (name, 1)]) for name in (names.start, names.end)]
     if spec.declared.expire_after is not None:
         seconds = int(spec.declared.expire_after.total_seconds())
         indexes.append(IndexModel([(names.end, 1)], expireAfterSeconds=seconds))
@@ -101,7 +113,7 @@ def _indexes(spec: Spec) -> list[IndexModel]:
                     "bucket cannot have; use unique= and expire_after= of Bucket",
                     code="bucket-declaration",
                 )
-            prefix = "" if field.stored in spec.outer_names else f"{names.readings}."
+            prefix = "" if field.stored in spec.series_fields else f"{names.readings}."
             indexes.append(field_index(spec.entry, prefix, field, mark))
     return [*indexes, *spec.entry.model.__treadle__.indexes]
 
@@ -119,13 +131,13 @@ def _set_up_buckets(spec: Spec, collection: Raw | None, actions: list[Action]) -
 
 
 def bucket_schema(spec: Spec, *, deep: bool) -> Raw:
-    """What a stored bucket looks like; its readings too if `deep`."""
+    """Return the JSON schema of a stored bucket; of its readings too if `deep`."""
     reading = model_schema(spec.codec)
     if "properties" not in reading:
         reading = {"bsonType": "object", "properties": {}, "required": []}
     fields: Raw = reading["properties"]
     needed = set(reading.get("required", ()))
-    inner = [each.stored for each in spec.inner]
+    inner = [each.stored for each in spec.reading_fields]
     rows = {
         "bsonType": "object",
         "properties": {name: fields.get(name, {}) for name in inner},
@@ -137,7 +149,7 @@ def bucket_schema(spec: Spec, *, deep: bool) -> Raw:
     return {
         "bsonType": "object",
         "properties": {
-            **{name: fields.get(name, {}) for name in spec.outer_names},
+            **{name: fields.get(name, {}) for name in spec.series_fields},
             names.start: {"bsonType": "date"},
             names.end: {"bsonType": "date"},
             names.count: {"bsonType": ["int", "long"], "minimum": 0},
@@ -145,7 +157,7 @@ def bucket_schema(spec: Spec, *, deep: bool) -> Raw:
             names.stats: {"bsonType": "object"},
         },
         "required": [
-            *(name for name in spec.outer_names if name in needed),
+            *(name for name in spec.series_fields if name in needed),
             *(names.start, names.end, names.count, names.readings),
         ],
     }
@@ -155,21 +167,14 @@ def bucket_schema(spec: Spec, *, deep: bool) -> Raw:
 
 
 def flat_view(spec: Spec) -> list[Raw]:
-    """One document per reading; a bucket whose readings are no array has none."""
-    held = f"${spec.names.readings}"
-    outer = {name: f"${name}" for name in spec.outer_names}
-    readings = {"$cond": [{"$isArray": held}, held, []]}
-    return [
-        {"$project": {"_id": 0, "outer": outer, "reading": readings}},
-        {"$unwind": "$reading"},
-        {"$replaceWith": {"$mergeObjects": ["$outer", "$reading"]}},
-    ]
+    """Return the stages that make one document per reading; a damaged bucket has none."""
+    return [*unwind_stages(spec), {"$match": {spec.time.stored: {"$type": "date"}}}]
 
 
 def summary_view(spec: Spec) -> list[Raw]:
-    """One document per bucket, with averages."""
+    """Return the stages that make one document per bucket, with averages."""
     names = spec.names
-    projection: Raw = dict.fromkeys((*spec.outer_names, names.start, names.end, names.count), 1)
+    projection: Raw = dict.fromkeys((*spec.series_fields, names.start, names.end, names.count), 1)
     stats: Raw = {}
     for stat in spec.stats:
         path = f"${names.stats}.{stat.path}"
