@@ -451,8 +451,8 @@ def test_a_bucketed_model_moves_whole_buckets(run, database):
     store.insert(Reading(sensor="a", ts=OLD, value=9))
     assert 9 == len(list(store.find(Reading, archived=True)))
     assert [] == store.verify()
-    assert 1 == store.archive(Reading, now=NOW)
-    assert 9 == len(list(store.find(Reading, archived=True)))
+    # It arrived in a bucket that holds a reading which is not old.
+    assert 0 == store.archive(Reading, now=NOW)
 
 
 @pytest.mark.parametrize("write", ["update", "replace", "delete"])

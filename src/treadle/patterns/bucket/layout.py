@@ -18,11 +18,11 @@ from treadle.graph.query import Query
 from treadle.model.bson_types import check_batch
 from treadle.model.document import Document
 from treadle.patterns.bucket import reading, series
-from treadle.patterns.bucket.changing import Change, Pair, Picked, compile_update, delete_readings
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.query import ReadingQuery, identify, split_filter
 from treadle.patterns.bucket.setup import flat_view
 from treadle.patterns.bucket.spec import ANY_ID, Spec, milliseconds, to_datetime
+from treadle.patterns.bucket.updates import Change, Pair, Picked, compile_update, delete_readings
 from treadle.patterns.bucket.verify import BucketUpkeep
 from treadle.plan import Plan, Raw, Read, find_one
 from treadle.query.filters import Sort

@@ -23,8 +23,8 @@ from treadle.model.text import get_logger
 from treadle.patterns.bucket import setup
 from treadle.patterns.bucket.adoption import BucketAdoption
 from treadle.patterns.bucket.bucket_document import derived_parts, readings_of, start_of, window_of
-from treadle.patterns.bucket.changing import ReadingUpdater, write_readings
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, to_datetime
+from treadle.patterns.bucket.updates import ReadingUpdater, write_readings
 from treadle.patterns.bucket.writing import Writer
 from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, find_one, transact, update_one
 from treadle.plan.capabilities import Capabilities

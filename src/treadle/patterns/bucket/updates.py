@@ -11,8 +11,10 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import hashlib
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import bson
@@ -62,6 +64,8 @@ BUCKET_SMALL_PAGE = 4
 # What a change makes of whole readings of a bucket: a reading in the place of each, or None to delete it.
 Change = Callable[["Picked"], Plan[Sequence[Raw | None]]]
 Pair = tuple[Raw, Raw | None]
+# Applies one operator to one path of a reading.
+Operator = Callable[[Raw, str, Any], None]
 
 
 class Picked:
@@ -72,9 +76,6 @@ class Picked:
         self.elements = readings_of(spec, bucket)
         self.places = list(places)
         self.befores = [spec.to_reading(bucket, self.elements[place]) for place in self.places]
-
-    def copies(self) -> list[Raw]:
-        return copy.deepcopy(self.befores)
 
     def keep(self, numbers: Sequence[int]) -> None:
         self.places = [self.places[number] for number in numbers]
@@ -111,45 +112,52 @@ class ReadingUpdater:
     def _change_page(
         self, ids: Sequence[Any], query: ReadingQuery, change: Change, arrived: Counter[bytes]
     ) -> Plan[int]:
-        def hold() -> Plan[None]:
-            yield from update_many(self.collection, {"_id": {"$in": list(ids)}}, {"$inc": {REVISION: 1}})
-
-        def attempt() -> Plan[tuple[int, Counter[bytes]]]:
-            buckets = yield from find(self.collection, {"_id": {"$in": list(ids)}}, sort=[("_id", 1)])
-            moved = Counter(arrived)
-            pairs = yield from self._change(buckets, query, change, moved)
-            return len(pairs), moved
-
+        """Change readings of some buckets in one transaction; of each in its own among many writers."""
+        page = {"$and": [{"_id": {"$in": list(ids)}}, query.buckets]}
         try:
-            number, moved = yield from transact(attempting(attempt, hold, len(ids)))
+            read = partial(find, self.collection, page)
+            pairs, _ = yield from self._transact(read, query, change, arrived, items=len(ids))
+            return len(pairs)
         except Contended:
             number = 0
             for each in ids:
                 number += yield from self._change_page([each], query, change, arrived)
             return number
-        arrived.clear()
-        arrived.update(moved)
-        return number
 
     def change_first(self, query: ReadingQuery, change: Change) -> Plan[Pair | None]:
         """Change the first reading that a query means. Returns it before and after."""
         last: list[Any] | None = None
+        while True:
+            read = partial(matching, self.collection, query.buckets, last, BUCKET_SMALL_PAGE)
+            pairs, ids = yield from self._transact(read, query, change, Counter(), only_first=True)
+            if pairs or not ids:
+                return pairs[0] if pairs else None
+            last = [ids[-1]]
+
+    def _transact(
+        self,
+        read: Callable[[], Plan[list[Raw]]],
+        query: ReadingQuery,
+        change: Change,
+        arrived: Counter[bytes],
+        *,
+        items: int = 1,
+        only_first: bool = False,
+    ) -> Plan[tuple[list[Pair], list[Any]]]:
+        """Change readings of the buckets that `read` gives. Returns the changes, and the buckets' ids."""
         ids: list[Any] = []
 
         def hold() -> Plan[None]:
             yield from update_many(self.collection, {"_id": {"$in": ids}}, {"$inc": {REVISION: 1}})
 
-        def attempt() -> Plan[Pair | None]:
-            buckets = yield from matching(self.collection, query.buckets, last, BUCKET_SMALL_PAGE)
+        def attempt() -> Plan[tuple[list[Pair], list[Raw]]]:
+            buckets = yield from read()
             ids[:] = [bucket["_id"] for bucket in buckets]
-            pairs = yield from self._change(buckets, query, change, Counter(), only_first=True)
-            return pairs[0] if pairs else None
+            return (yield from self._change(buckets, query, change, arrived, only_first=only_first))
 
-        while True:
-            pair = yield from transact(attempting(attempt, hold, 1))
-            if pair is not None or not ids:
-                return pair
-            last = [ids[-1]]
+        pairs, moved = yield from transact(attempting(attempt, hold, items))
+        arrived.update(map(self._digest, moved))
+        return pairs, ids
 
     def delete_buckets(self, query: ReadingQuery) -> Plan[int]:
         """Delete buckets of which every reading is meant. Returns how many readings there were."""
@@ -180,9 +188,9 @@ class ReadingUpdater:
         change: Change,
         arrived: Counter[bytes],
         *,
-        only_first: bool = False,
-    ) -> Plan[list[Pair]]:
-        """Change the readings that are meant. Notes in `arrived` those that moved."""
+        only_first: bool,
+    ) -> Plan[tuple[list[Pair], list[Raw]]]:
+        """Change the readings that are meant. Returns the changes, and the readings that moved."""
         places = yield from self._places(buckets, query)
         pairs: list[Pair] = []
         moved: list[Raw] = []
@@ -204,9 +212,8 @@ class ReadingUpdater:
                 break
         if operations:
             yield from bulk_write(self.collection, operations, ordered=False)
-        arrived.update(map(self._digest, moved))
         yield from self._move(moved)
-        return pairs
+        return pairs, moved
 
     def _places(self, buckets: Sequence[Raw], query: ReadingQuery) -> Plan[dict[Any, list[int]]]:
         """Return the places of the readings that are meant, by bucket."""
@@ -333,30 +340,35 @@ def compile_update(spec: Spec, update: Update) -> Change:
     if not isinstance(update, Mapping):
         stages: list[Raw] = [dict(stage) for stage in update]
         return lambda picked: _by_pipeline(spec, picked, stages)
-    for operator, fields in update.items():
-        if operator not in _OPERATORS:
+    for name, fields in update.items():
+        if name not in _OPERATORS:
             offered = ", ".join(sorted({*_OPERATORS} - {"$setOnInsert"}))
             raise UsageError(
-                f"{operator} is not offered on readings in buckets; use {offered} or a pipeline",
+                f"{name} is not offered on readings in buckets; use {offered} or a pipeline",
                 code="update-invalid",
             )
         for path in fields:
-            _check_path(operator, path)
+            _check_path(name, path)
+    return lambda picked: _by_operators(spec, picked, update)
 
-    def change(picked: Picked) -> Plan[Sequence[Raw | None]]:
+
+def _by_operators(spec: Spec, picked: Picked, update: Mapping[str, Any]) -> Plan[Sequence[Raw | None]]:
+    """Return what the operators of an update make of readings."""
+    if "$currentDate" in update:
         # The server has a clock.
-        now = (yield from outside(clock)) if "$currentDate" in update else None
-        readings = picked.copies()
-        for reading in readings:
-            for operator, fields in update.items():
-                for path, operand in fields.items():
-                    _OPERATORS[operator](reading, path, now if operator == "$currentDate" else operand)
-        return [_checked(spec, reading) for reading in readings]
+        update = {
+            **update,
+            "$currentDate": dict.fromkeys(update["$currentDate"], (yield from outside(clock))),
+        }
+    readings = copy.deepcopy(picked.befores)
+    for reading in readings:
+        for name, fields in update.items():
+            for path, operand in fields.items():
+                _OPERATORS[name](reading, path, operand)
+    return [_checked(spec, reading) for reading in readings]
 
-    return change
 
-
-def _check_path(operator: str, path: str) -> None:
+def _check_path(name: str, path: str) -> None:
     parts = path.split(".")
     if parts[0] == "_id":
         raise UsageError("the id of a reading cannot be updated", code="update-invalid")
@@ -364,8 +376,7 @@ def _check_path(operator: str, path: str) -> None:
         raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
     if any(not part or part.startswith("$") or part.isdigit() for part in parts):
         raise UsageError(
-            f"{operator} of {path!r}: positions in arrays are not offered on readings in buckets; "
-            "use a pipeline",
+            f"{name} of {path!r}: positions in arrays are not offered on readings in buckets; use a pipeline",
             code="update-invalid",
         )
 
@@ -408,10 +419,6 @@ def _set(reading: Raw, path: str, operand: Any) -> None:
     put(reading, path, copy.deepcopy(operand))
 
 
-def _unset(reading: Raw, path: str, operand: Any) -> None:
-    drop(reading, path)
-
-
 def _rename(reading: Raw, path: str, operand: Any) -> None:
     if has(reading, path):
         value = value_at(reading, path)
@@ -419,55 +426,51 @@ def _rename(reading: Raw, path: str, operand: Any) -> None:
         put(reading, str(operand), value)
 
 
-def _min(reading: Raw, path: str, operand: Any) -> None:
-    if not has(reading, path) or order_key(operand) < order_key(value_at(reading, path)):
-        put(reading, path, operand)
+def _extreme(wins: Callable[[Any, Any], bool]) -> Operator:
+    def apply(reading: Raw, path: str, operand: Any) -> None:
+        if not has(reading, path) or wins(order_key(operand), order_key(value_at(reading, path))):
+            put(reading, path, operand)
+
+    return apply
 
 
-def _max(reading: Raw, path: str, operand: Any) -> None:
-    if not has(reading, path) or order_key(operand) > order_key(value_at(reading, path)):
-        put(reading, path, operand)
+def _arithmetic(
+    name: str, of_numbers: Callable[[Any, Any], Any], of_decimals: Callable[..., Any]
+) -> Operator:
+    def apply(reading: Raw, path: str, operand: Any) -> None:
+        current = _number_at(name, reading, path, operand)
+        if isinstance(current, Decimal128) or isinstance(operand, Decimal128):
+            put(reading, path, Decimal128(of_decimals(as_decimal(current), as_decimal(operand))))
+        else:
+            put(reading, path, of_numbers(current, operand))
+
+    return apply
 
 
-def _inc(reading: Raw, path: str, operand: Any) -> None:
-    current = _number_at("$inc", reading, path, operand)
-    if isinstance(current, Decimal128) or isinstance(operand, Decimal128):
-        put(reading, path, Decimal128(DECIMALS.add(as_decimal(current), as_decimal(operand))))
-    else:
-        put(reading, path, current + operand)
-
-
-def _mul(reading: Raw, path: str, operand: Any) -> None:
-    current = _number_at("$mul", reading, path, operand)
-    if isinstance(current, Decimal128) or isinstance(operand, Decimal128):
-        put(reading, path, Decimal128(DECIMALS.multiply(as_decimal(current), as_decimal(operand))))
-    else:
-        put(reading, path, current * operand)
-
-
-def _number_at(operator: str, reading: Raw, path: str, operand: Any) -> Any:
+def _number_at(name: str, reading: Raw, path: str, operand: Any) -> Any:
     """Return the number that an operator changes; zero, of the operand's type, where there is none."""
     if not is_number(operand):
-        raise UsageError(f"{operator} takes a number, not {operand!r}", code="update-invalid")
+        raise UsageError(f"{name} takes a number, not {operand!r}", code="update-invalid")
     if not has(reading, path):
         return Decimal128("0") if isinstance(operand, Decimal128) else type(operand)(0)
     current = value_at(reading, path)
     if not is_number(current):
         raise UsageError(
-            f"{operator} of {path!r}: one of the readings has no number there", code="update-invalid"
+            f"{name} of {path!r}: one of the readings has no number there", code="update-invalid"
         )
     return current
 
 
-# A new document, of which `$setOnInsert` speaks, is never made.
-_OPERATORS: dict[str, Callable[[Raw, str, Any], None]] = {
+_OPERATORS: dict[str, Operator] = {
     "$set": _set,
-    "$unset": _unset,
+    "$unset": lambda reading, path, operand: drop(reading, path),
     "$rename": _rename,
-    "$min": _min,
-    "$max": _max,
-    "$inc": _inc,
-    "$mul": _mul,
+    "$min": _extreme(operator.lt),
+    "$max": _extreme(operator.gt),
+    "$inc": _arithmetic("$inc", operator.add, DECIMALS.add),
+    "$mul": _arithmetic("$mul", operator.mul, DECIMALS.multiply),
+    # Given the server's time.
     "$currentDate": _set,
+    # A new document, of which it speaks, is never made.
     "$setOnInsert": lambda reading, path, operand: None,
 }
