@@ -103,6 +103,12 @@ class Derivation:
         return any(derivation(each).records for each in self._entry.kinds.related)
 
     @cached_property
+    def maintains_itself(self) -> bool:
+        """Whether a write of a document may have to fill in more of it."""
+        derivations = [derivation(each) for each in self._entry.kinds.related]
+        return any(each.fills or each.formula_stages for each in derivations)
+
+    @cached_property
     def has_formulas(self) -> bool:
         """Whether a write may be refused for what formulas make of it."""
         return any(derivation(each).formulas for each in self._entry.kinds.related)

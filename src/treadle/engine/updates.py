@@ -42,6 +42,7 @@ from treadle.plan import (
     Raw,
     bulk_write,
     by_id,
+    find_one,
     find_one_and_update,
     is_inside,
     server_facts,
@@ -107,19 +108,29 @@ class _Update:
         `write` gets the ids of all, and of those that were outdated: these met
         the filter as they were stored, whether or not they do now.
         """
-        entry, outdated = self.entry, [*filter(self.entry.versions.is_outdated, befores)]
-        if outdated:
-            server = yield from server_facts()
-            server.require_transactions(f"an update of an outdated {entry.model.__name__}")
-            befores = yield from upgrade_stored(entry, befores, changes)
+        entry, outdated = self.entry, list[Any]()
+        if entry.versions.is_versioned:
+            outdated = [each["_id"] for each in befores if entry.versions.is_outdated(each)]
+            befores = yield from self._upgraded(befores, outdated, changes)
         with self._translated():
-            afters = yield from write([each["_id"] for each in befores], [each["_id"] for each in outdated])
-        pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
-        final = yield from follow_own(entry, pairs)
+            afters = yield from write([each["_id"] for each in befores], outdated)
+        final = [afters.get(freeze(each["_id"]), each) for each in befores]
+        if derivation(entry).maintains_itself:
+            final = yield from follow_own(entry, list(zip(befores, final, strict=True)))
         if not self.is_exact or derivation(entry).has_formulas:
             yield from require_valid(entry, befores, final, changes)
         yield from changes.add(entry, zip(befores, final, strict=True))
         return [each for each in final if freeze(each["_id"]) in afters]
+
+    def _upgraded(
+        self, befores: Sequence[Raw], outdated: Sequence[Any], changes: Changes
+    ) -> Plan[Sequence[Raw]]:
+        """Store the outdated documents upgraded. Returns all as they are then."""
+        if not outdated:
+            return befores
+        server = yield from server_facts()
+        server.require_transactions(f"an update of an outdated {self.entry.model.__name__}")
+        return (yield from upgrade_stored(self.entry, befores, changes))
 
 
 # -- one document ----------------------------------------------------------------------------------
@@ -196,6 +207,8 @@ class Update(_Update, Write[D | None]):
 
     def _first(self) -> Plan[Raw | None]:
         """The document that matches first."""
+        if not (self.entry.versions.may_change or self._by_attribute):
+            return (yield from find_one(self.entry.collection, self.filter, sort=self.sort))
         yield from self._refuse_sort()
         matches = yield from find_matching(self.entry, self.filter, self.sort, limit=1)
         return matches[0] if matches else None

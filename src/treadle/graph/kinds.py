@@ -87,7 +87,7 @@ def _stored_kinds(entry: ModelEntry, family: KindFamily) -> list[Any]:
 # What the kinds of a collection must agree in.
 _SHARED_KEYWORDS = (
     "version", "version_field", "migrate_on_read", "validation", "validation_action", "revision",
-    "soft_delete", "default_kind",
+    "soft_delete", "default_kind", "shard_key",
 )  # fmt: skip
 
 

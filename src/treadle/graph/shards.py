@@ -35,15 +35,7 @@ class Shards:
     """The sharded collections of a Store, with the stored paths of their keys."""
 
     def __init__(self, entries: Iterable[ModelEntry]) -> None:
-        self.keys: dict[str, tuple[str, ...]] = {}
-        for entry in entries:
-            paths = _paths(entry)
-            if paths and self.keys.setdefault(entry.collection, paths) != paths:
-                raise DeclarationError(
-                    f"{entry.model.__name__} has another shard_key= than the other kinds of "
-                    f"{entry.collection}; a collection has one",
-                    code="shard-key-invalid",
-                )
+        self.keys = {each.collection: _paths(each) for each in entries if each.model.__treadle__.shard_key}
 
     def check(self, rules: Iterable[Rule]) -> None:
         """Refuse rules that cannot be maintained in a sharded collection."""
@@ -96,25 +88,30 @@ class _Targeting:
 
     def with_key(self, command: Call | Read) -> Plan[Command | None]:
         """Return the command with the key in its filter; None where there is no such document."""
-        method, first, collection = command.method, command.arguments[0], command.collection
+        method, collection = command.method, command.collection
         if collection not in self.keys or command.options.get("comment") == LOOKUP:
             return command
         if method == "bulk_write":
-            operations = []
-            for operation in first:
-                operations.append((yield from self._operation(collection, operation)))
-            operations = [each for each in operations if each is not None]
-            return _with_argument(command, 0, operations) if operations else None
-        if method == "aggregate" and first and "$match" in first[0]:
-            chosen = yield from self._filter(collection, first[0]["$match"])
-            return _with_argument(command, 0, [{"$match": chosen}, *first[1:]])
+            return (yield from self._with_operations(command))
+        stages = command.arguments[0] if method == "aggregate" else ()
+        if stages and "$match" in stages[0]:
+            chosen = yield from self._filter(collection, stages[0]["$match"])
+            return _with_argument(command, 0, [{"$match": chosen}, *stages[1:]])
         if method not in FILTERED:
             return command
-        at = int(method == "distinct")
-        upserted = command.arguments[1] if command.options.get("upsert") else None
-        sort = command.options.get("sort")
-        chosen = yield from self._filter(collection, command.arguments[at], method in ONE, upserted, sort)
+        at, options = int(method == "distinct"), command.options
+        upserted = command.arguments[1] if options.get("upsert") else None
+        given, sort = command.arguments[at], options.get("sort")
+        chosen = yield from self._filter(collection, given, method in ONE, upserted, sort)
         return None if chosen is None else _with_argument(command, at, chosen)
+
+    def _with_operations(self, command: Call | Read) -> Plan[Command | None]:
+        """Return a bulk write with the keys; None where it concerns no document."""
+        operations = []
+        for each in command.arguments[0]:
+            operation = yield from self._operation(command.collection, each)
+            operations += [] if operation is None else [operation]
+        return _with_argument(command, 0, operations) if operations else None
 
     def _operation(self, collection: str, operation: Any) -> Plan[Any]:
         """Return an operation of a bulk write with the key; None where there is no such document."""
@@ -139,8 +136,8 @@ class _Targeting:
         keys = yield from self._known_keys(collection, ids or ())
         if not keys and upserted is not None:
             keys = [self._new_key(collection, upserted, missing, has_id=ids is not None)]
-        columns = {path: distinct(key[paths.index(path)] for key in keys) for path in missing}
-        return beside(filter, {path: is_one_of(values) for path, values in columns.items()})
+        columns = dict(zip(paths, zip(*keys, strict=True), strict=bool(keys)))
+        return beside(filter, {path: is_one_of(distinct(columns.get(path, ()))) for path in missing})
 
     def _filter_first(self, collection: str, filter: Raw, sort: Any) -> Plan[Raw | None]:
         """Return the filter for the one document that is found first."""
@@ -184,7 +181,7 @@ def _with_argument(command: Call | Read, at: int, argument: Any) -> Command:
 
 
 def _paths(entry: ModelEntry) -> tuple[str, ...]:
-    """The stored paths of a model's shard key; empty where it has none."""
+    """The stored paths of a model's shard key."""
     label, paths = f"{entry.model.__name__} (shard_key=)", []
     for name in entry.model.__treadle__.shard_key or ():
         path = resolve(entry.codec, name, label, "shard-key-invalid")
