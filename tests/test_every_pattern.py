@@ -34,7 +34,7 @@ from treadle import Document, Id
 from treadle.graph.declarations import declarations
 from treadle.graph.graph import Graph
 from treadle.graph.rule import Pattern, Rule
-from treadle.patterns.approximation.rule import Approximate
+from treadle.patterns.approximation.declaration import Approximate
 from treadle.patterns.archive.rule import Archive
 from treadle.patterns.attributes import Attributes
 from treadle.patterns.bucket.declaration import Bucket, TimeSeries

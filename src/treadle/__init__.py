@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treadle.model.bson_types import Id as Id
     from treadle.model.document import Document as Document
     from treadle.model.document import Indexed as Indexed
-    from treadle.patterns.approximation.rule import Approximate as Approximate
+    from treadle.patterns.approximation.declaration import Approximate as Approximate
     from treadle.patterns.archive.rule import Archive as Archive
     from treadle.patterns.attributes import Attributes as Attributes
     from treadle.patterns.bucket.declaration import Bucket as Bucket
@@ -99,7 +99,7 @@ _NAMES = {
     "model.attributes": "Measured",
     "model.bson_types": "Id",
     "model.document": "Document Indexed",
-    "patterns.approximation.rule": "Approximate",
+    "patterns.approximation.declaration": "Approximate",
     "patterns.archive.rule": "Archive",
     "patterns.attributes": "Attributes",
     "patterns.bucket.declaration": "Bucket TimeSeries",

@@ -29,7 +29,7 @@ from treadle.store.async_batching import AsyncBatcher
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
 from treadle.store.call_context import NEVER, holding_async, within
-from treadle.store.counter_buffer import Buffer
+from treadle.store.counter_buffer import Buffer, is_plain
 from treadle.store.shared_commands import copy_error
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class AsyncCounter:
         self._buffer = Buffer(declared.every, declared.keys_max, self._limits, self.rule.plus)
         self._events = self._buffer.events
         self._append = self._events.append
-        # Ids of exactly this class are counted without a check.
+        # Ids of exactly this class are counted with a quick check.
         self._quick_class: Any = (self.rule.exact_key if self._kind == "memory" else None) or _NoClass
         self._exact = self._quick_class
         waits = declared.within is not None and self._kind != "sampled"
@@ -110,7 +110,7 @@ class AsyncCounter:
 
     async def add(self, id: Any, n: Any = 1) -> None:
         """Count an event, or `n` of them, for the document of this id."""
-        if id.__class__ is self._exact and n == 1 and n.__class__ is int:
+        if id.__class__ is self._exact and n == 1 and n.__class__ is int and is_plain(id):
             self._append(id)
             if len(self._events) >= self._buffer.room and self._buffer.fold():
                 await self._flush_when_due()

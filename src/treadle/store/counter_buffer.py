@@ -21,6 +21,9 @@ from treadle.graph.limits import Limits
 
 # Events that are kept one by one before they are added up.
 COUNTER_FOLD_MAX = 1_024
+# Text and bytes up to this length are taken as ids without a check.
+PLAIN_KEY_LENGTH_MAX = 1_000
+INT64 = 2**63
 
 C = TypeVar("C")
 
@@ -34,6 +37,15 @@ def only_one(counters: dict[Any, C], key: Any, make: Callable[[], C]) -> C:
             if key not in counters:
                 counters[key] = make()
     return counters[key]
+
+
+def is_plain(key: Any) -> bool:
+    """Whether an ObjectId, int, str or bytes can certainly be stored as an id."""
+    if isinstance(key, ObjectId):
+        return True
+    if isinstance(key, int):
+        return -INT64 <= key < INT64
+    return len(key) <= PLAIN_KEY_LENGTH_MAX and (isinstance(key, bytes) or key.isascii() is True)
 
 
 class Buffer:

@@ -17,7 +17,7 @@ from treadle.advisor.loop.plan import BY_APPLICATION, make
 from treadle.advisor.loop.readme import readme
 from treadle.advisor.loop.undo import undo
 from treadle.advisor.rules import load
-from treadle.patterns.approximation.flush import LEDGER
+from treadle.patterns.approximation.add_amounts import BATCHES
 from treadle.store.blocking.store import Store
 
 APPLIED = {"extended-reference", "computed", "subset", "query-without-index"}
@@ -106,9 +106,9 @@ def test_what_an_application_has_noted_since_stays(database: Any) -> None:
     shop(database)
     plan = plan_for(database, "computed")
     apply(database, plan)
-    database[LEDGER].insert_one({"_id": "of an application"})
+    database[BATCHES].insert_one({"_id": "of an application"})
     undo(database, plan)
-    assert {LEDGER} == treadle_names(database)
+    assert {BATCHES} == treadle_names(database)
 
 
 def test_undo_goes_on_where_others_dropped_or_changed_things_meanwhile(database: Any) -> None:

@@ -1,4 +1,7 @@
-"""Approximation: events reach their documents, by number, by time and by hand."""
+"""Approximation: events reach their documents, by number, by time and by hand.
+
+Covers: patterns/approximation/handle, store/async_counter, store/counter_buffer
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Counter declarations that cannot work, and updates of the field that others try."""
+"""Counter declarations that cannot work, and updates of the field that others try.
+
+Covers: patterns/approximation/declaration
+"""
 
 from __future__ import annotations
 

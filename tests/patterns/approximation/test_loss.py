@@ -1,4 +1,7 @@
-"""Approximation: nothing counted twice, nothing lost, whatever fails or is missing."""
+"""Approximation: nothing counted twice, nothing lost, whatever fails or is missing.
+
+Covers: patterns/approximation/add_amounts, patterns/approximation/problems, store/counter_buffer
+"""
 
 from __future__ import annotations
 
@@ -129,15 +132,21 @@ def test_what_else_lies_in_the_buffer_stops_nothing(run, database):
     store = store_of(run)
     counter = store.counter(Product, "likes")
     buffer = database["treadle.buffer.products.likes"]
-    junk: list[Any] = [{"x": 1}, {"d": None}, {"d": [{"k": 1, "n": "x"}]}, {"d": [{"k": 1}]}]
+    junk: list[Any] = [
+        {"x": 1},
+        {"d": None},
+        {"d": [{"k": 1, "n": 9}, {"k": 1, "n": "x"}]},
+        {"d": [{"k": 1}]},
+    ]
     buffer.insert_many(junk)
     buffer.insert_many([{"_id": "a", "d": [{"k": "abc", "n": 2}]}, {"d": [{"k": 1, "n": 4}, 5]}])
     counter.add(1, 3)
-    assert {1: 7, "abc": 2} == counter.pending()
+    assert ({1: 7, "abc": 2}, 7) == (counter.pending(), counter.read(1, exact=True))
     store.verify()
     done = counter.flush()
     assert (1, {"abc": 2}, 7) == (done.documents, done.unknown, stored(database, "likes"))
     assert len(junk) == buffer.count_documents({})
+    assert ({}, 7) == (counter.pending(), counter.read(1, exact=True))
     assert [] == store.verify()
 
 
@@ -321,12 +330,19 @@ def test_events_that_nobody_flushes_are_found_and_moved(run, database):
     store = run.store([Quick])
     store.setup()
     store.insert(Quick(id=1))
+    store.insert(Quick(id=2))
+    # A text in the place of one number does not hide what is wrong with the others.
+    text = {"$set": {"likes": "5"}}
+    database["products"].update_one({"_id": 2}, text, bypass_document_validation=True)
     old = ObjectId.from_datetime(datetime(2026, 1, 1))
-    database["like_events"].insert_one({"_id": old, "d": [{"k": 1, "n": 5}, {"k": 9, "n": 1}]})
-    found = {(each.document_id, each.path): (each.stored, each.expected) for each in store.verify()}
-    assert {(1, "likes"): (0, 5), (9, "like_events"): (1, 0)} == found
-    assert 2 == store.repair()
-    assert ([], 5) == (store.verify(), stored(database, "likes"))
+    amounts = [{"k": 1, "n": 5}, {"k": 9, "n": 1}, {"k": 2, "n": 3}]
+    database["like_events"].insert_one({"_id": old, "d": amounts})
+    findings = [each for each in store.verify() if each.pattern == "approximation"]
+    found = {(each.document_id, each.path): (each.stored, each.expected) for each in findings}
+    assert {(1, "likes"): (0, 5), (9, "like_events"): (1, 0), (2, "likes"): ("5", 3)} == found
+    assert store.repair()
+    assert [] == [each for each in store.verify() if each.pattern == "approximation"]
+    assert (5, "5") == (stored(database, "likes"), stored(database, "likes", 2))
 
 
 def test_fresh_events_are_no_finding(run):

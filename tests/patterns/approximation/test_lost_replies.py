@@ -1,4 +1,7 @@
-"""An event of a durable counter whose reply is lost is counted once, whoever moves it meanwhile."""
+"""An event of a durable counter whose reply is lost is counted once, even if it is moved concurrently.
+
+Covers: patterns/approximation/durable_buffer
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,9 @@ def test_an_event_that_arrives_late_a_second_time_is_not_counted(flusher: Store,
     event = database[BUFFER].find_one()
     counter.flush()
     database[BUFFER].insert_one(event)
+    assert ({}, 3) == (counter.pending(), counter.read(1, exact=True))
     counter.add(1, 4)
+    assert ({1: 4}, 7) == (counter.pending(), counter.read(1, exact=True))
     counter.flush()
     assert 7 == database["posts"].find_one()["likes"]
     assert 0 == database[BUFFER].count_documents({})

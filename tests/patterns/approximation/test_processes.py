@@ -1,4 +1,7 @@
-"""Counters and the life of processes: exit, SIGTERM, fork, kill -9."""
+"""Counters and the life of processes: exit, SIGTERM, fork, kill -9.
+
+Covers: store/counter_exit
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
 """Approximation: a number that changes too often to be written each time."""
 
-from treadle.patterns.approximation.rule import Approximate as Approximate
+from treadle.patterns.approximation.declaration import Approximate as Approximate

@@ -1,11 +1,11 @@
 """Approximation: a number that changes too often to be written each time.
 
-What it keeps right: nothing is counted twice, and nothing that was
-acknowledged as durable is lost. In memory (`buffer="memory"`) events are
-collected and added up; a crash loses at most what is in the buffer. Durable
-ones (`buffer="durable"`) go to a collection first and are moved from there.
-Sampled ones (`buffer="sampled"`) are written one in `every`, worth `every`.
-The number belongs to `store.counter(…)`; how it is written is in `flush.py`.
+What it guarantees: nothing is counted twice, and nothing that was acknowledged
+as durable is lost. In memory (`buffer="memory"`) events are collected and
+added up; a crash loses at most what is in the buffer. Durable ones
+(`buffer="durable"`) go to a collection first and are moved from there. Sampled
+ones (`buffer="sampled"`) are written one in `every`, worth `every`. The number
+belongs to `store.counter(…)`; how it is written is in `add_amounts.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from treadle.graph.graph import graph_of
 from treadle.graph.outcomes import Finding
 from treadle.graph.owned import Owned
 from treadle.graph.rule import Models, Pattern, Place, Reads, Rule, Storage
-from treadle.patterns.approximation import inspection
-from treadle.patterns.approximation.fields import CounterFields
+from treadle.patterns.approximation import problems
+from treadle.patterns.approximation.counter_field import CounterField
 from treadle.patterns.approximation.handle import CounterHandle
-from treadle.plan import Plan, Raw, server_facts
+from treadle.plan import Plan, Raw
 
 Buffering = Literal["memory", "durable", "sampled"]
 
@@ -69,8 +69,8 @@ class Approximate(Pattern):
         return ApproximateRule(place, graph, self)
 
 
-class ApproximateRule(CounterFields):
-    """A counter, as the rest of Treadle asks for it."""
+class ApproximateRule(CounterField):
+    """A counter, as the rest of Treadle calls it."""
 
     def reads(self) -> Reads:
         return {self.target.collection: set()}
@@ -89,13 +89,15 @@ class ApproximateRule(CounterFields):
     def calls(self, write_path: WritePath) -> CounterHandle:
         return CounterHandle(self, write_path)
 
-    # -- proof and repair ----------------------------------------------------------------------
+    # -- verify and repair ---------------------------------------------------------------------
 
     def verify(self, page: Sequence[Raw] | None) -> Plan[list[Finding]]:
-        return (yield from inspection.overdue(self)) if page is None else inspection.examine(self, page)
+        if page is None:
+            return (yield from problems.find_stale(self))
+        return problems.find_missing(self, page)
 
     def repair(self, keys: Sequence[Any] | None) -> Plan[list[Any]]:
         if keys is not None:
-            return (yield from inspection.mend(graph_of(self), (yield from server_facts()), self, keys))
-        yield from inspection.forget_old_writers(self)
+            return (yield from problems.repair_counts(graph_of(self), self, keys))
+        yield from problems.delete_old_batches()
         return []
