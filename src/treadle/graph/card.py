@@ -149,13 +149,12 @@ class _Search:
 
     def _converter(self, codec: Codec[Any], source: Shape, target: Shape, path: str) -> Adapt | None:
         """Return what makes a stored value ready for a card's field."""
-        if source.kind in ARRAYS and target.kind in ARRAYS and len(source.items) == len(target.items) == 1:
-            if source.items[0].kind in ("model", "map"):
-                return self._of_elements(codec, source.items[0], target.items[0], path)
-        elif source.kind == target.kind == "map" and source.items[1].kind == target.items[1].kind == "model":
-            self.paths.add(path)
-            return self._of_values(codec, source.items[1], target.items[1])
-        elif source.kind == target.kind == "model" and source.python is not target.python:
+        if _are_lists(source, target):
+            if source.items[0].optional:
+                # Asked for fields of elements, the server leaves out those that are null.
+                self.paths.add(path)
+            return _each(self._converter(codec, source.items[0], target.items[0], path))
+        if source.kind == target.kind == "model" and source.python is not target.python:
             pair = source.python, target.python
             if pair not in self._outer:
                 self._outer.append(pair)
@@ -163,21 +162,20 @@ class _Search:
                 self._outer.pop()
                 return _picker(inner)
         self.paths.add(path)
+        if source.kind == target.kind == "map" and source.items[1].kind == target.items[1].kind == "model":
+            # The map is read whole, whatever its values need.
+            paths, self.paths = self.paths, set()
+            item = self._converter(codec, source.items[1], target.items[1], "")
+            self.paths = paths
+            return _each(item)
         return adapter_of(codec, source)
 
-    def _of_elements(self, codec: Codec[Any], source: Shape, target: Shape, path: str) -> Adapt | None:
-        if source.optional:
-            # Asked for fields of elements, the server leaves out those that are null.
-            self.paths.add(path)
-        item = self._converter(codec, source, target, path)
-        return _each(item) if item else None
 
-    def _of_values(self, codec: Codec[Any], source: Shape, target: Shape) -> Adapt | None:
-        # The map is read whole, whatever its values need.
-        paths, self.paths = self.paths, set()
-        item = self._converter(codec, source, target, "")
-        self.paths = paths
-        return _values(item) if item else None
+def _are_lists(source: Shape, target: Shape) -> bool:
+    """Whether both are arrays, of elements that may be read in part."""
+    if not (source.kind in ARRAYS and target.kind in ARRAYS and len(source.items) == len(target.items) == 1):
+        return False
+    return source.items[0].kind in ("model", "map")
 
 
 def _declared(codec: Codec[Any], key: str) -> StoredField | None:
@@ -196,18 +194,19 @@ def _shape(card: type, name: str, info: FieldInfo) -> Shape:
         return ANY
 
 
-def _each(convert: Adapt) -> Adapt:
-    return lambda value: (
-        [item if item is None else convert(item) for item in value] if type(value) is list else value
-    )
+def _each(convert: Adapt | None) -> Adapt | None:
+    """Return what converts the items of a list, or the values of a map."""
+    if convert is None:
+        return None
 
+    def each(value: Any) -> Any:
+        if type(value) is list:
+            return [item if item is None else convert(item) for item in value]
+        if type(value) is dict:
+            return {key: item if item is None else convert(item) for key, item in value.items()}
+        return value
 
-def _values(convert: Adapt) -> Adapt:
-    return lambda value: (
-        {key: item if item is None else convert(item) for key, item in value.items()}
-        if type(value) is dict
-        else value
-    )
+    return each
 
 
 def _picker(fields: Sequence[CardField]) -> Adapt:
