@@ -107,6 +107,7 @@ def test_an_id_that_was_shown_before_the_insert_is_looked_up(store):
     assert 1 == store.insert(product).summary.count
 
 
+@pytest.mark.quick
 def test_formulas_follow_their_fields(store):
     product = store.insert(Product(price=Decimal(10)))
     assert Decimal("24.0") == store.update(Product, product.id, {"$set": {"price": Decimal(20)}}).taxed

@@ -66,13 +66,6 @@ def store(run):
     return run.store([Customer, Product, Order])
 
 
-def test_a_new_document_is_filled_whatever_the_caller_gave(store):
-    ann = store.insert(Customer(name="Ann"))
-    order = store.insert(Order(customer_id=ann.id, customer=CustomerCard(name="forged", tier="gold")))
-    assert CustomerCard(name="Ann", tier="silver") == order.customer
-    assert order == store.get(Order, order.id)
-
-
 @pytest.mark.quick
 def test_a_rename_reaches_every_copy_by_id_and_nothing_else(store):
     """Two customers with one email were mixed up by matching on values."""

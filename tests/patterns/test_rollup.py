@@ -50,44 +50,6 @@ from treadle import (
 
 
 @pytest.mark.quick
-def test_sales_per_product_and_day(run, database):
-    store = run.store([Sale, DailySales])
-    store.setup()
-    store.insert_many([sale(1, "10.10", 2026, 3, 1, 9), sale(1, "5.00", 2026, 3, 1, 23, 59)])
-    store.insert_many([sale(1, "1", 2026, 3, 2), sale(2, "2", 2026, 3, 1)])
-    assert [
-        {
-            "product_id": 1,
-            "day": dt.datetime(2026, 3, 1),
-            "total_amount": Decimal128("15.10"),
-            "order_count": 2,
-            "average_order_value": Decimal128("7.55"),
-        },
-        {
-            "product_id": 1,
-            "day": dt.datetime(2026, 3, 2),
-            "total_amount": Decimal128("1"),
-            "order_count": 1,
-            "average_order_value": Decimal128("1"),
-        },
-        {
-            "product_id": 2,
-            "day": dt.datetime(2026, 3, 1),
-            "total_amount": Decimal128("2"),
-            "order_count": 1,
-            "average_order_value": Decimal128("2"),
-        },
-    ] == rows(database, "daily_summaries", "_id")
-    found = store.find_one(DailySales, {"product_id": 2})
-    assert (2, at(2026, 3, 1), Decimal(2), 1) == (
-        found.product_id,
-        found.day,
-        found.total_amount,
-        found.order_count,
-    )
-    assert [] == store.verify()
-
-
 def test_category_statistics(run, database):
     """The inventory value is the sum over products of price times stock."""
     store = run.store([Product, CategoryStats])
@@ -141,36 +103,6 @@ class ZoneDay(
     zone: str
     date: dt.datetime
     kw_per_day: PerDay = Field(PerDay(), alias="kW per day")
-
-
-def test_kilowatts_per_zone_and_day(run, database):
-    store = run.store([Usage, ZoneDay])
-    store.setup()
-    # On the clocks of New York both are on the first of July.
-    early, late = at(2026, 7, 1, 4), at(2026, 7, 2, 3, 59)
-    for moment, kilowatts in ((early, 1.5), (late, 2.5), (at(2026, 7, 2, 4), 8.0)):
-        store.insert(Usage(zone="north", at=moment, meter=Meter(kw=kilowatts)))
-    assert [
-        {
-            "zone": "north",
-            "date": dt.datetime(2026, 7, 1, 4),
-            "kW per day": {"consumption": 4.0, "readings": 2, "peak": 2.5},
-        },
-        {
-            "zone": "north",
-            "date": dt.datetime(2026, 7, 2, 4),
-            "kW per day": {"consumption": 8.0, "readings": 1, "peak": 8.0},
-        },
-    ] == rows(database, "zone_days", "_id")
-    store.delete(Usage, {"at": late})
-    assert 1.5 == store.find_one(ZoneDay, sort="date").kw_per_day.peak
-    with pytest.raises(UsageError) as raised:
-        store.update(ZoneDay, {"zone": "north"}, {"$set": {"kW per day.consumption": 5}})
-    assert "field-maintained" == raised.value.code
-    assert [] == store.verify()
-
-
-# -- groups come and go ------------------------------------------------------------------------------
 
 
 def test_an_update_of_what_no_group_is_made_of_costs_one_command(run, heard):
@@ -511,14 +443,3 @@ def test_without_its_unique_index_nothing_is_written(run, database):
     store.setup()
     store.insert(sale(1, "1", 2026, 3, 1))
     assert 1 == len(rows(database, "daily_summaries"))
-
-
-def test_set_up_makes_the_indexes(run, database):
-    store = run.store([Sale, DailySales, Product, CategoryStats])
-    store.setup()
-    (index,) = (each for each in database.daily_summaries.index_information().values() if each.get("unique"))
-    assert [("product_id", 1), ("day", 1)] == index["key"]
-    assert [("product_id", 1), ("created_at", 1)] in [
-        each["key"] for each in database.sales.index_information().values()
-    ]
-    assert {"_id_"} == set(database.category_stats.index_information()), "the id is unique already"

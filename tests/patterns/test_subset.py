@@ -52,16 +52,6 @@ def texts(store, product, field="recent"):
     return [card.text for card in getattr(store.get(Product, product.id), field)]
 
 
-def test_the_newest_are_embedded_with_their_ids(store, database):
-    product = store.insert(Product())
-    reviews = [store.insert(Review(product_id=product.id, text=str(n), date=day(n))) for n in (2, 4, 1, 3)]
-    assert ["4", "3", "2"] == texts(store, product)
-    embedded = database["products"].find_one()["recent"]
-    assert [reviews[1].id, reviews[3].id, reviews[0].id] == [item["_id"] for item in embedded]
-    assert {"_id", "rating", "text", "date"} == set(embedded[0])
-    assert [] == store.verify()
-
-
 def test_ties_break_by_id(store):
     product = store.insert(Product())
     reviews = store.insert_many([Review(product_id=product.id, text=str(n)) for n in range(5)])
@@ -69,6 +59,7 @@ def test_ties_break_by_id(store):
     assert expected == texts(store, product)
 
 
+@pytest.mark.quick
 def test_several_sort_keys_and_a_condition(store):
     """The card does not hold the likes by which it is chosen."""
     product = store.insert(Product())
