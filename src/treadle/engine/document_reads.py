@@ -187,7 +187,7 @@ class DocumentReads(Layout[D]):
         keys = refuse_attributes(entry.codec, sort_keys(sort or [], entry.paths.fields)) or []
         condition, paths = parse_filter(entry.paths.fields, filter), [*dict(keys)]
         yield from refuse_changed(entry, "page", paths, condition)
-        mixed = [path for path in paths if self._is_mixed(path)]
+        mixed = self._mixed(paths)
         query, chosen = keyset.digest(entry.collection, condition, keys), condition
         if after is not None:
             beyond = keyset.after(keys, keyset.from_token(query, after, len(keys)), mixed=mixed)
@@ -197,6 +197,7 @@ class DocumentReads(Layout[D]):
             raws = yield from find(entry.collection, chosen, projection, sort=keys, limit=size + 1)
         following = self._token(query, raws[size - 1], paths) if len(raws) > size else None
         documents = yield from self._load(raws[:size], card)
+        # One may have been deleted concurrently.
         return Page([each for each in documents if each is not None], following)
 
     def _token(self, query: bytes, last: Raw, paths: Sequence[str]) -> str:
@@ -206,6 +207,10 @@ class DocumentReads(Layout[D]):
             if isinstance(value, list):
                 raise self._several_values(path)
         return keyset.to_token(query, values)
+
+    def _mixed(self, paths: Sequence[str]) -> list[str]:
+        """Return the paths of a sort whose values may be of several types."""
+        return [path for path in paths if self._is_mixed(path)]
 
     def _is_mixed(self, path: str) -> bool:
         """Whether values at a path of a sort may be of several types; refuses a path into an array."""

@@ -177,8 +177,12 @@ def stamp(entry: ModelEntry, raws: Sequence[Raw], *, new: bool) -> Plan[None]:
     now = (yield from outside(clock)) if "now" in fields.values() else None
     for raw in raws:
         for path, how in fields.items():
-            # A new document has its first revision, however often its transaction begins again.
-            put(raw, path, now if how == "now" else 1 if new else (value_at(raw, path) or 0) + 1)
+            put(raw, path, now if how == "now" else _revision(raw, path, new=new))
+
+
+def _revision(raw: Raw, path: str, *, new: bool) -> int:
+    # A new document has its first revision, however often its transaction begins again.
+    return 1 if new else (value_at(raw, path) or 0) + 1
 
 
 def stamping(entry: ModelEntry, update: Update) -> Update:

@@ -54,11 +54,7 @@ class IndexCheck:
         # The entries, one per collection, whose unique indexes were not all seen yet.
         self._unseen = {each for each in collections if unique_indexes(each)}
         # What the next write of a model looks for. A Store without unique indexes never looks.
-        self.pending: dict[ModelEntry, list[ModelEntry]] = {}
-        for entry in graph.entries.values() if self._unseen else ():
-            relied = [*filter(self._unseen.__contains__, _relied_on(entry))]
-            if relied or not entry.effects.is_plain:
-                self.pending[entry] = relied
+        self.pending = _pending(graph, self._unseen) if self._unseen else {}
 
     def require(self, entries: Iterable[ModelEntry]) -> Plan[None]:
         """Raise `UsageError` while the server lacks a unique index on which writes of these models rely."""
@@ -81,6 +77,16 @@ class IndexCheck:
             # Other indexes make writes and reads fast; a failure to look for them must not fail a write.
             with contextlib.suppress(PyMongoError, DataError):
                 _warn((yield from _missing(self._graph)))
+
+
+def _pending(graph: Graph, unseen: set[ModelEntry]) -> dict[ModelEntry, list[ModelEntry]]:
+    """Return by model the entries whose unique indexes its next write looks for."""
+    pending: dict[ModelEntry, list[ModelEntry]] = {}
+    for entry in graph.entries.values():
+        relied = [each for each in _relied_on(entry) if each in unseen]
+        if relied or not entry.effects.is_plain:
+            pending[entry] = relied
+    return pending
 
 
 def require_unique_indexes(entry: ModelEntry, writing: ModelEntry | None = None) -> Plan[None]:

@@ -106,7 +106,7 @@ class Insert(Write[list[D]]):
 
     def command(self) -> Plan[list[Raw]] | None:
         derived = self._derived
-        if derived.followed or ((derived.written or derived.copied) and not all(self._fresh)):
+        if derived.followed or (derived.is_referred_to and not all(self._fresh)):
             return None
         if derived.acting:
             batch = self._batch(self.raws)
@@ -119,13 +119,12 @@ class Insert(Write[list[D]]):
 
     @property
     def targets(self) -> frozenset[Hashable]:
-        fed = [(rule.target, rule.match) for rule in self._derived.fed]
-        read = [(rule.source, rule.on) for rule in self._derived.copies if rule.guards_source]
-        targets: set[Hashable] = set()
-        for model, key in [*fed, *read]:
-            if key.is_local:
-                targets.update((model.collection, freeze(each)) for raw in self.raws for each in key.of(raw))
-        return frozenset(targets)
+        return frozenset(
+            (collection, freeze(each))
+            for collection, key in self._derived.references
+            for raw in self.raws
+            for each in key.of(raw)
+        )
 
     # -- several as one ------------------------------------------------------------------------
 

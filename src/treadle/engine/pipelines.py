@@ -37,7 +37,7 @@ from treadle.model.bson_types import RESERVED
 from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, find
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import identical
-from treadle.query.keys import freeze
+from treadle.query.keys import Key, freeze
 from treadle.query.paths import outermost
 
 # Documents that one query asks for by their keys.
@@ -123,6 +123,18 @@ class Derivation:
             or any(each.paths.alternate_keys for each in related)
             or any(rule.needs_before for each in related for rule in each.rules)
         )
+
+    @cached_property
+    def is_referred_to(self) -> bool:
+        """Whether something follows where other documents refer to a new one already."""
+        return bool(self.written or self.copied)
+
+    @cached_property
+    def references(self) -> list[tuple[str, Key]]:
+        """The collections whose documents an insert also writes, each with the key of these."""
+        fed = [(rule.target, rule.match) for rule in self.fed]
+        read = [(rule.source, rule.on) for rule in self.copies if rule.guards_source]
+        return [(model.collection, key) for model, key in [*fed, *read] if key.is_local]
 
     @cached_property
     def followed(self) -> bool:

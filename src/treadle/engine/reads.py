@@ -290,13 +290,17 @@ def checked_pipeline(entry: ModelEntry, pipeline: Any) -> list[Raw]:
     cleaned: list[Raw] = clean(stages)
     reason = "writes past the patterns and is not accepted in aggregate; store what it gives by insert_many"
     refuse_operators(cleaned, WRITING_STAGES, reason, code="operator-forbidden")
+    _parse_first(entry, stages, cleaned)
+    return cleaned
+
+
+def _parse_first(entry: ModelEntry, stages: Sequence[Any], cleaned: list[Raw]) -> None:
+    """Parse the conditions with which a pipeline begins: there, documents are as they are stored."""
     for number, stage in enumerate(stages):
-        # Up to here the documents are as they are stored.
         if "$match" not in stage or not isinstance(stage["$match"], Mapping):
-            break
+            return
         if not isinstance(stage["$match"], Unchecked):
             cleaned[number] = {"$match": parse_match(entry.paths.fields, stage["$match"])}
-    return cleaned
 
 
 def _require_stage(entry: ModelEntry, stage: Any) -> None:

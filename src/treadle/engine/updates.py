@@ -377,9 +377,13 @@ def change_of(entry: ModelEntry[D], document: D, fields: Mapping[str, Any]) -> t
     # In the current version, whatever this Store writes: an update speaks of that one.
     codec: Codec[D] = getattr(entry.codec, "own", entry.codec)
     raw = codec.dump_all([changed], [])[0]
-    names = [entry.codec.by_name[name].stored for name in fields]
-    sets = {name: raw[name] for name in names if name in raw}
-    absent = dict.fromkeys((name for name in names if name not in raw), "")
+    sets, absent = dict[str, Any](), dict[str, Any]()
+    for name in fields:
+        stored = entry.codec.by_name[name].stored
+        if stored in raw:
+            sets[stored] = raw[stored]
+        else:
+            absent[stored] = ""
     return raw, {key: value for key, value in {"$set": sets, "$unset": absent}.items() if value}
 
 
