@@ -54,19 +54,20 @@ class ExpectedRule(Rule):
         """Return the documents that do not hold what they should: document, path, right value."""
         return list(_differences(documents, (yield from self.expected(documents)))) if documents else []
 
+    def _wrong_among(self, keys: Sequence[Any]) -> Plan[list[tuple[Raw, str, Any]]]:
+        images = yield from self.target.targets.with_deleted.find({"_id": {"$in": list(keys)}})
+        return (yield from self._wrong([image.document for image in images]))
+
     def _repair(self, keys: Sequence[Any], changes: Changes) -> Plan[list[Any]]:
-        entry, scope = self.target, self.target.targets.with_deleted
-        own: Raw = {"_id": {"$in": list(keys)}}
-        # Outdated documents that are right stay as they are stored.
-        images = yield from scope.find(own)
-        wrong = yield from self._wrong([image.document for image in images])
+        entry, wrong = self.target, (yield from self._wrong_among(keys))
+        if wrong and entry.versions.may_change:
+            # Outdated documents that are right stay as they are stored.
+            keys = [document["_id"] for document, _, _ in wrong]
+            paths = [path for _, path, _ in wrong]
+            yield from upgrade_matching_upgraded(entry, {"_id": {"$in": keys}}, changes, paths)
+            wrong = yield from self._wrong_among(keys)
         if not wrong:
             return []
-        if any(image.outdated for image in images):
-            own = {"_id": {"$in": [document["_id"] for document, _, _ in wrong]}}
-            yield from upgrade_matching_upgraded(entry, own, changes, [path for _, path, _ in wrong])
-            images = yield from scope.find(own)
-            wrong = yield from self._wrong([image.document for image in images])
         # Only the values that were read: without a transaction another writer may have changed them since.
         operations = [
             UpdateOne(

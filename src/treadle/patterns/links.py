@@ -8,7 +8,7 @@ document disappear with it. `store.related(…)` is one query by one index.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pymongo import ASCENDING, IndexModel, UpdateOne
@@ -46,6 +46,17 @@ class Links(Pattern):
 
     def bind(self, place: Place, graph: Models) -> Rule:
         return LinksRule(place, self.field)
+
+
+@dataclass(slots=True)
+class _Moves:
+    """What changed documents add to and remove from the documents at the other ends, by frozen id."""
+
+    joining: dict[Any, list[Any]] = field(default_factory=dict)
+    leaving: dict[Any, list[Any]] = field(default_factory=dict)
+    # The ids of both, and of the documents that are no longer there.
+    ids: dict[Any, Any] = field(default_factory=dict)
+    gone: list[Any] = field(default_factory=list)
 
 
 class LinksRule(ExpectedRule, RelatingRule):
@@ -117,28 +128,30 @@ class LinksRule(ExpectedRule, RelatingRule):
 
     def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
         """Bring the other ends in line with what was written."""
-        joining: dict[Any, list[Any]] = {}
-        leaving: dict[Any, list[Any]] = {}
-        others: dict[Any, Any] = {}
-        gone = []
+        moves = self._moves(changes)
+        named = [moves.ids[key] for key in {**moves.joining, **moves.leaving}]
+        documents: list[Raw] = []
+        if named or moves.gone:
+            own = [{"_id": {"$in": named}}, {self.field: {"$in": moves.gone}}]
+            documents = yield from self._load({"$or": own if moves.gone else own[:1]}, ledger)
+        missing = moves.joining.keys() - {freeze(each["_id"]) for each in documents}
+        self._refuse_dangling([moves.ids[key] for key in moves.joining if key in missing], changes)
+        yield from self._clean(changes, missing, ledger)
+        yield from self._write(documents, moves, ledger)
+
+    def _moves(self, changes: Sequence[Change]) -> _Moves:
+        """Return what changes add to and remove from the other ends."""
+        moves = _Moves()
         for change in changes:
             before, after = self._linked(change.before), self._linked(change.after)
-            others |= before | after
+            moves.ids |= before | after
             for other in after.keys() - before.keys():
-                joining.setdefault(other, []).append(change.id)
+                moves.joining.setdefault(other, []).append(change.id)
             for other in before.keys() - after.keys():
-                leaving.setdefault(other, []).append(change.id)
+                moves.leaving.setdefault(other, []).append(change.id)
             if change.before is not None and not self._is_active(change.after):
-                gone.append(change.id)
-        named = [others[other] for other in {**joining, **leaving}]
-        documents: list[Raw] = []
-        if named or gone:
-            own: list[Raw] = [{"_id": {"$in": named}}, *([{self.field: {"$in": gone}}] if gone else [])]
-            documents = yield from self._load({"$or": own}, ledger)
-        missing = joining.keys() - {freeze(each["_id"]) for each in documents}
-        self._refuse_dangling([others[other] for other in joining if other in missing], changes)
-        yield from self._clean(changes, missing, ledger)
-        yield from self._write(documents, joining, leaving, gone, ledger)
+                moves.gone.append(change.id)
+        return moves
 
     def _load(self, own: Raw, ledger: Changes) -> Plan[list[Raw]]:
         """Return the documents that match, the outdated ones stored in the current version."""
@@ -179,24 +192,17 @@ class LinksRule(ExpectedRule, RelatingRule):
         for key, after in stored.items():
             ledger.note(entry, cleaned[key].after, Image(after, entry.collection))
 
-    def _write(
-        self,
-        documents: Sequence[Raw],
-        joining: Mapping[Any, list[Any]],
-        leaving: Mapping[Any, list[Any]],
-        gone: Sequence[Any],
-        ledger: Changes,
-    ) -> Plan[None]:
+    def _write(self, documents: Sequence[Raw], moves: _Moves, ledger: Changes) -> Plan[None]:
         """Add and remove links in the documents at the other ends."""
         entry, operations, keys = self.target, [], []
         for document in documents:
             key, own = freeze(document["_id"]), self.links(document)
-            come = [each for each in joining.get(key, ()) if freeze(each) not in own]
-            left = [each for each in [*leaving.get(key, ()), *gone] if freeze(each) in own]
+            come = [each for each in moves.joining.get(key, ()) if freeze(each) not in own]
+            left = [each for each in [*moves.leaving.get(key, ()), *moves.gone] if freeze(each) in own]
             if left:
                 # Another operator of the same field; one update takes one of them.
                 operations.append(UpdateOne(by_id(document["_id"]), {"$pull": {self.field: {"$in": left}}}))
-            if come or left or key in joining:
+            if come or left or key in moves.joining:
                 operations.append(UpdateOne(by_id(document["_id"]), self._update(document, come, left)))
                 keys.append(document["_id"])
         if not operations:

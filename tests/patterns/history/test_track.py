@@ -65,7 +65,7 @@ def test_states_follow_each_other_without_a_gap():
     times = [(row["valid_from"], row["valid_to"]) for row in followed.begun]
     assert [(START + 2 * SECOND, START + 3 * SECOND), (START + 3 * SECOND, START + 9 * SECOND)] == times
     assert [None, True] == [row.get("deleted") for row in followed.begun]
-    assert 1 == len(followed.updates)
+    assert 1 == len(followed.ended)
 
 
 def test_a_state_ends_after_it_began_whatever_the_clock_says():
@@ -80,10 +80,7 @@ def test_a_state_ends_after_it_began_whatever_the_clock_says():
 def test_in_one_command_the_end_and_the_next_beginning_are_the_same_expression():
     followed = track(revision=1)
     followed.become({"n": 2}, NOW)
-    assert (
-        UpdateOne({"_id": 1}, [{"$set": {"valid_to": followed.begun[0]["valid_from"]}}])
-        == (followed.updates[0])
-    )
+    assert [(1, {"valid_to": followed.begun[0]["valid_from"]})] == followed.ended
 
 
 def test_a_state_that_was_not_recorded_is_adopted_until_the_change():
@@ -94,7 +91,7 @@ def test_a_state_that_was_not_recorded_is_adopted_until_the_change():
             adopting.become({"n": 2}, at)
             first, second = adopting.begun
             assert first["valid_to"] == second["valid_from"]
-            assert [] == adopting.updates
+            assert [] == adopting.ended
             assert first["revision"] + 1 == second["revision"]
 
 

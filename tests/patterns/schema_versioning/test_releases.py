@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Annotated, Any
 
-import pytest
 from bson import ObjectId
 
 from tests.patterns.schema_versioning.users import User, split_phone
-from treadle import Document, ExtendedReference, Id, Store, UsageError, migration
+from treadle import Document, ExtendedReference, Id, Store, migration
 
 # -- rolling deploys ---------------------------------------------------------------------------------
 
@@ -73,15 +72,6 @@ def test_nobody_else_sees_the_new_version_while_the_old_one_is_written(database)
     thread.join()
     assert {1} == seen
     assert 30 == len(store.get(User, user.id).phones)
-
-
-def test_only_models_of_the_store_are_written_in_another_version(database):
-    class Plain(Document, collection="plains"):
-        n: int = 0
-
-    with pytest.raises(UsageError) as caught:
-        Store(database, [Plain], write_versions={User: 1})
-    assert "model-unknown" == caught.value.code
 
 
 # -- the validator -----------------------------------------------------------------------------------

@@ -131,9 +131,9 @@ class ArchiveMoves(MovingRule):
             moved += yield from self._move_possible([row.id for row in rows], move, lost)
             if lost or failed:
                 # All that were older have moved or failed, so that the search continues from here.
-                keys, last = set(map(freeze, lost)), rows[-1].date
+                last = rows[-1].date
+                failed = [*failed, *_among(rows, lost)]
                 failed = [row for row in failed if row.date == last]
-                failed += [row for row in rows if row.date == last and freeze(row.id) in keys]
                 beyond = {self.by: {"$gte": last}, "_id": {"$nin": [row.id for row in failed]}}
                 left = {"$and": [condition, beyond]}
             if report:
@@ -258,6 +258,11 @@ class ArchiveMoves(MovingRule):
             # What it derives from others was not maintained in the archive.
             yield from recompute(derived, [raw["_id"]], changes, exact=True)
         return (yield from find_one(entry.collection, by_id(raw["_id"])))
+
+
+def _among(rows: Sequence[_Old], keys: Sequence[Any]) -> list[_Old]:
+    frozen = set(map(freeze, keys))
+    return [row for row in rows if freeze(row.id) in frozen]
 
 
 def _archived_model(place: Place, collection: str) -> type[Document]:

@@ -129,7 +129,7 @@ class ArchiveRule(ArchiveMoves):
             if isinstance(rule, PastRule) and not self.declared.counted:
                 raise DeclarationError(
                     f"{label} has history= and Archive(counted=False); what is archived is no longer part of "
-                    "the model then, but its history goes on: leave counted= out",
+                    "the model then, but its history continues: leave counted= out",
                     code="archive-declaration",
                 )
         if entry.rules.group is not None:

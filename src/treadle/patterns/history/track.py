@@ -20,13 +20,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pymongo import InsertOne, UpdateOne
+from pymongo import InsertOne, UpdateMany, UpdateOne
 
 from treadle.graph.changes import Before, Change, Changes, NotRead
 from treadle.graph.scope import Image
 from treadle.graph.versions import given
-from treadle.patterns.history.rows import HistoryRows
-from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, delete_one, find, find_one, outside
+from treadle.patterns.history.rows import OPEN, HistoryRows
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    bulk_write,
+    by_id,
+    delete_one,
+    find,
+    find_one,
+    outside,
+    update_many,
+)
 from treadle.query.keys import freeze
 
 MILLISECOND = dt.timedelta(milliseconds=1)
@@ -46,8 +57,9 @@ class Track:
     id: Any
     # The newest row; None where the document has none.
     last: Raw | None = None
-    # Updates of stored rows, and new rows.
+    # Updates of stored rows; those that end, each with what is set; new rows.
     updates: list[UpdateOne] = field(default_factory=list)
+    ended: list[tuple[Any, Raw]] = field(default_factory=list)
     begun: list[Raw] = field(default_factory=list)
     # Whether `last` is as it was before the transaction under way.
     is_rewound: bool = False
@@ -101,7 +113,7 @@ class Track:
         sets = {"valid_to": _latest(at, floor), **({"deleted": True} if deleted else {})}
         last.update(sets)
         if not (self.begun and self.begun[-1] is last):
-            self.updates.append(UpdateOne(by_id(last["_id"]), [{"$set": sets}]))
+            self.ended.append((last["_id"], sets))
 
 
 def _latest(at: Any, floor: Any) -> Any:
@@ -122,9 +134,18 @@ def store(rules: HistoryRows, tracks: Iterable[Track]) -> Plan[None]:
     """Write what tracks hold: first the ends, since no document has two open rows."""
     tracks = list(tracks)
     operations: list[Any] = [each for track in tracks for each in track.updates]
+    operations += _endings([each for track in tracks for each in track.ended])
     operations += [_insertion(row) for track in tracks for row in track.begun]
     if operations:
         yield from bulk_write(rules.rows_collection, operations)
+
+
+def _endings(ended: Sequence[tuple[Any, Raw]]) -> list[UpdateMany]:
+    """Return the updates that end rows, one for all that end in the same way."""
+    alike: dict[str, tuple[Raw, list[Any]]] = {}
+    for identity, sets in ended:
+        alike.setdefault(repr(sets), (sets, []))[1].append(identity)
+    return [UpdateMany({"_id": {"$in": ids}}, [{"$set": sets}]) for sets, ids in alike.values()]
 
 
 def _insertion(row: Raw) -> Any:
@@ -148,24 +169,48 @@ def tracks_of(rules: HistoryRows, ids: Sequence[Any], *, whole: bool = True) -> 
 def record(rules: HistoryRows, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
     """Write the rows of the states that the changes of a commit end and begin."""
     changes = [change for change in changes if _matters(rules, change)]
-    if not changes:
-        return
-    new = {
-        freeze(each.id) for each in changes if each.before is None and ledger.is_new_id(rules.target, each.id)
-    }
-    stored = [each.id for each in changes if freeze(each.id) not in new]
-    whole = ledger.joined or any(isinstance(change.before, NotRead) for change in changes)
-    tracks = yield from tracks_of(rules, stored, whole=whole)
-    at: Any = NOW
-    if len(changes) > 1:
-        # Many rows are several commands, and are written as values, which is quicker.
-        at = yield from _server_time(rules.rows_collection)
+    if not ledger.joined:
+        changes = yield from _end_deleted(rules, changes)
+    tracks = yield from _tracks_before(rules, changes, ledger)
+    # Many rows are several commands, and are written as values, which is quicker.
+    at: Any = (yield from _server_time(rules.rows_collection)) if len(changes) > 1 else NOW
+    for change in changes:
+        yield from _follow(tracks[freeze(change.id)], change, at)
+    yield from store(rules, tracks.values())
+
+
+def _end_deleted(rules: HistoryRows, changes: Sequence[Change]) -> Plan[list[Change]]:
+    """End the open rows of deleted documents, which need not be read. Returns the other changes."""
+    deleted = [each for each in changes if _own(rules, each.after) is None]
+    if not deleted:
+        return list(changes)
+    chosen: Raw = {"document_id": {"$in": [each.id for each in deleted]}, **OPEN}
+    without_row: set[Any] = set()
+    if len(deleted) > 1:
+        rows = yield from find(rules.rows_collection, chosen, {"document_id": 1})
+        without_row = {freeze(each.id) for each in deleted} - {freeze(row["document_id"]) for row in rows}
+        chosen = {"_id": {"$in": [row["_id"] for row in rows]}}
+    end = {"$max": [NOW, {"$add": ["$valid_from", 1]}]}
+    ended = yield from update_many(
+        rules.rows_collection, chosen, [{"$set": {"valid_to": end, "deleted": True}}]
+    )
+    if len(deleted) == 1 and not ended.matched_count:
+        without_row = {freeze(deleted[0].id)}
+    done = {freeze(each.id) for each in deleted} - without_row
+    return [each for each in changes if freeze(each.id) not in done]
+
+
+def _tracks_before(rules: HistoryRows, changes: Sequence[Change], ledger: Changes) -> Plan[dict[Any, Track]]:
+    """Return the tracks of changed documents as they were before the commit."""
+    stored = [
+        each.id for each in changes if each.before is not None or not ledger.is_new_id(rules.target, each.id)
+    ]
+    whole = ledger.joined or any(isinstance(each.before, NotRead) for each in changes)
+    tracks = {freeze(each.id): Track(rules, each.id) for each in changes}
+    tracks |= yield from tracks_of(rules, stored, whole=whole)
     if ledger.joined:
         yield from _rewind(rules, tracks.values())
-    for change in changes:
-        track = tracks.setdefault(freeze(change.id), Track(rules, change.id))
-        yield from _follow(track, change, at)
-    yield from store(rules, tracks.values())
+    return tracks
 
 
 def _server_time(collection: str) -> Plan[dt.datetime]:
@@ -193,11 +238,7 @@ def _follow(track: Track, change: Change, at: Any) -> Plan[None]:
     before, after = _own(track.rules, change.before), _own(track.rules, change.after)
     document = after.document if isinstance(after, Image) else None
     if track.is_rewound or isinstance(before, NotRead):
-        # The newest row tells what the document was.
-        known = track.state
-        if known is None and not track.is_rewound:
-            known = yield from _unrecorded(track, at, document)
-        if known is not None and document is not None and track.rules.same_state(known, document):
+        if (yield from _has_state(track, document, at)):
             return
     elif before is None and track.is_open:
         # Another program deleted the document.
@@ -207,14 +248,17 @@ def _follow(track: Track, change: Change, at: Any) -> Plan[None]:
     track.become(document, at)
 
 
-def _unrecorded(track: Track, at: Any, after: Raw | None) -> Plan[Raw | None]:
-    """Return the state before a transaction that has written the document, adopting it if it has changed."""
-    # No other transaction can have written it since.
-    images = yield from outside(lambda: track.rules.target.targets.find(by_id(track.id)))
-    before = images[0].document if images else None
-    if before is not None and not (after is not None and track.rules.same_state(before, after)):
-        track.adopt(before, at)
-    return before
+def _has_state(track: Track, document: Raw | None, at: Any) -> Plan[bool]:
+    """Whether a document is in the state that it had; the newest row tells which that was."""
+    state = track.state
+    if state is None and not track.is_rewound:
+        # No other transaction can have written the document since.
+        images = yield from outside(lambda: track.rules.target.targets.find(by_id(track.id)))
+        state = images[0].document if images else None
+    is_same = state is not None and document is not None and track.rules.same_state(state, document)
+    if state is not None and not is_same and not track.is_open:
+        track.adopt(state, at)
+    return is_same
 
 
 def _rewind(rules: HistoryRows, tracks: Iterable[Track]) -> Plan[None]:
