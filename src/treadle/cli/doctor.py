@@ -164,13 +164,13 @@ def examine(target: Target, clock: Callable[[], float] = time.time) -> Report:
     from pymongo.errors import ConnectionFailure
 
     from treadle.cli.connection import cannot_connect, connected, hosts
-    from treadle.cli.record import mend_profiler
+    from treadle.cli.record import restore_profiler_of
 
     with connected(target.uri) as client:
         try:
             with pymongo.timeout(CHECK_SECONDS_MAX):
                 server = describe_server(client, clock)
-                mend_profiler(client[server.database])
+                restore_profiler_of(client[server.database])
             checks = tuple(replace(_run(name, check, server), name=name) for name, check in CHECKS.items())
         except ConnectionFailure as error:
             raise cannot_connect(target.uri, error) from None

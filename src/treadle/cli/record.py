@@ -35,9 +35,9 @@ def record(
 ) -> None:
     """Record the requests of a database, with their values, into a local file.
 
-    Sets the server's profiler to level 2 meanwhile, and back afterwards, also
-    after Ctrl-C. Writes nothing else to the server. The file holds values of
-    your documents; only you may read it (mode 0600).
+    The server's profiler records everything in that time, and is set back
+    afterwards, also after Ctrl-C; if this process is killed, it ends by itself.
+    The file holds values of your documents; only you may read it (mode 0600).
 
     \b
     Example:
@@ -48,7 +48,7 @@ def record(
 
     target = Path(output)
     with _stoppable(), connected_database(uri, uri_option) as database, step_bar() as report:
-        mend_profiler(database)
+        restore_profiler_of(database)
         recorded = record_database(
             database,
             target,
@@ -67,15 +67,14 @@ def record(
         raise typer.Exit(INTERRUPTED)
 
 
-def mend_profiler(database: Any) -> None:
-    """Set the profiler back where a recording was killed, and say so; needs no rights where none was."""
-    from treadle.advisor.loop.profiler_level import mend
+def restore_profiler_of(database: Any) -> None:
+    """Set the profiler back where a recording was killed, and say so; a login that may not is passed over."""
+    from treadle.advisor.loop.profiler_level import restore_profiler
     from treadle.advisor.reading import Lost, Refused
 
     try:
-        text = mend(database)
-    except (Lost, Refused) as error:
-        say(f"A recording was killed, and the profiler could not be set back: {error}.", err=True)
+        text = restore_profiler(database)
+    except (Lost, Refused):
         return
     if text:
         say(text, err=True)
@@ -108,7 +107,6 @@ def _facts(recorded: Recorded) -> dict[str, Any]:
         "reads",
         "writes",
         "truncated",
-        "without_body",
         "lost",
         "bytes",
         "complete",
@@ -124,8 +122,6 @@ def _print(recorded: Recorded) -> None:
     say("It holds values of your documents, and only you may read it (mode 0600).")
     if recorded.truncated:
         say(f"Left out: {counted(recorded.truncated, 'request')} too long for the profiler.")
-    if recorded.without_body:
-        say(f"Without their document: {counted(recorded.without_body, 'insert')}.")
     if recorded.lost:
         say("Not everything is in it: the profiler's memory, or the file, was too small.")
     say(f"The profiler is back at level {recorded.former_level}.")

@@ -111,10 +111,10 @@ def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Re
     from treadle.advisor import scan
     from treadle.advisor.reading import Lost, Refused
     from treadle.cli.connection import connected_database
-    from treadle.cli.record import mend_profiler
+    from treadle.cli.record import restore_profiler_of
 
     with scan_bar() as report_step, connected_database(uri, uri_option) as database:
-        mend_profiler(database)
+        restore_profiler_of(database)
         try:
             return scan(database, progress=report_step, **options)
         except Lost:

@@ -70,7 +70,7 @@ def tried(
     from treadle.advisor.loop.trial import try_findings
     from treadle.advisor.reading import Lost, Refused
     from treadle.cli.connection import connected_database
-    from treadle.cli.record import mend_profiler
+    from treadle.cli.record import restore_profiler_of
     from treadle.errors import DataError, UsageError
 
     if not workload:
@@ -79,7 +79,7 @@ def tried(
         )
     recorded = workload_file.read(Path(workload))
     with connected_database(uri, uri_option) as database, step_bar() as report_step:
-        mend_profiler(database)
+        restore_profiler_of(database)
         if recorded.database != database.name:
             say(f"The workload was recorded on {recorded.database}, not on {database.name}.", err=True)
         try:

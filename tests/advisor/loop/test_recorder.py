@@ -6,14 +6,12 @@ Covers: advisor/loop/recorder, advisor/loop/profiler_level, advisor/loop/profile
 from __future__ import annotations
 
 import datetime as dt
-import os
 import signal
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,13 +60,7 @@ def level(database: Any) -> int:
     return int(database.command({"profile": -1})["was"])
 
 
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return profiler_level.notes_folder(os.environ)
-
-
-def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path, notes):
+def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path):
     database["orders"].insert_one({"_id": 0, "customer": ObjectId()})
     key, moment = ObjectId(), dt.datetime(2026, 2, 3, tzinfo=dt.UTC)
 
@@ -85,7 +77,7 @@ def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path
         orders.delete_many({"_id": number})
 
     with clients_at_work(uri, work):
-        recorded = recorder.record(database, tmp_path / "w", seconds=1.0, notes=notes)
+        recorded = recorder.record(database, tmp_path / "w", seconds=1.0)
     workload = workload_file.read(tmp_path / "w")
     assert 0o600 == stat.S_IMODE((tmp_path / "w").stat().st_mode)
     assert {"find", "aggregate", "count", "distinct", "insert", "update", "modify", "delete"} == {
@@ -95,7 +87,7 @@ def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path
     assert {"customer": key, "date": {"$lt": moment}} == found["filter"]
     assert ({"date": -1}, 3) == (found["sort"], found["limit"])
     assert {"$set": {"text": "other"}} == of(workload, "update").body["u"]
-    assert "first\nsecond" == of(workload, "insert").body["document"]["text"]
+    assert (1, {}) == (of(workload, "insert").returned, of(workload, "insert").body)
     assert {"$inc": {"n": 2}} == of(workload, "modify").body["update"]
     summary = workload.summary()
     assert (recorded.operations, True) == (summary.operations, summary.complete)
@@ -104,45 +96,44 @@ def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path
     # Our own reads of the profiler are none of the clients' work.
     assert {"orders"} == {each.collection for each in workload}
     assert 0 == level(database)
-    assert not list(notes.glob("*"))
 
 
-def test_the_former_level_comes_back_as_it_was(database, tmp_path, notes):
+def test_the_former_level_comes_back_as_it_was(database, tmp_path):
     database.command({"profile": 1, "slowms": 250, "sampleRate": 0.5})
-    recorder.record(database, tmp_path / "w", seconds=0.1, notes=notes)
+    recorder.record(database, tmp_path / "w", seconds=0.1)
     present = database.command({"profile": -1})
     assert (1, 250, 0.5) == (present["was"], present["slowms"], present["sampleRate"])
     database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0})
 
 
-def test_what_may_not_be_recorded_is_refused(database, tmp_path, notes):
+def test_what_may_not_be_recorded_is_refused(database, tmp_path):
     with pytest.raises(UsageError, match="server's own"):
-        recorder.record(database.client["admin"], tmp_path / "w", notes=notes)
+        recorder.record(database.client["admin"], tmp_path / "w")
     (tmp_path / "there").write_text("mine")
     with pytest.raises(UsageError) as refused:
-        recorder.record(database, tmp_path / "there", seconds=0.1, notes=notes)
+        recorder.record(database, tmp_path / "there", seconds=0.1)
     assert "output-exists" == refused.value.code
     assert "mine" == (tmp_path / "there").read_text()
-    recorder.record(database, tmp_path / "there", seconds=0.1, force=True, notes=notes)
+    recorder.record(database, tmp_path / "there", seconds=0.1, force=True)
     assert 0o600 == stat.S_IMODE((tmp_path / "there").stat().st_mode)
 
 
-def test_a_login_without_the_right_is_told_which(database, tmp_path, notes, server):
+def test_a_login_without_the_right_is_told_which(database, tmp_path, server):
     name = f"reader{ObjectId()}"
     database.command({"createUser": name, "pwd": "x", "roles": [{"role": "read", "db": database.name}]})
     address = f"mongodb://{name}:x@127.0.0.1:{server.port}/{database.name}?directConnection=true"
     try:
         with MongoClient(address) as client, pytest.raises(DataError, match="dbAdmin"):
-            recorder.record(client.get_default_database(), tmp_path / "w", notes=notes)
+            recorder.record(client.get_default_database(), tmp_path / "w")
     finally:
         database.command({"dropUser": name})
     assert not (tmp_path / "w").exists()
 
 
-def test_the_file_has_a_largest_size(uri, database, tmp_path, notes):
+def test_the_file_has_a_largest_size(uri, database, tmp_path):
     database["orders"].insert_one({"_id": 0})
     with clients_at_work(uri, lambda shop: list(shop["orders"].find({"text": "x" * 2_000}))):
-        recorded = recorder.record(database, tmp_path / "w", seconds=20.0, bytes_max=20_000, notes=notes)
+        recorded = recorder.record(database, tmp_path / "w", seconds=20.0, bytes_max=20_000)
     assert 20_000 < (tmp_path / "w").stat().st_size + 5_000 < 30_000
     assert recorded.lost
     assert not workload_file.read(tmp_path / "w").summary().complete
@@ -165,11 +156,9 @@ def _follows(database: Any) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path, notes):
+def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path):
     database["orders"].insert_one({"_id": 0})
-    process = start(
-        "record", uri, "-o", str(tmp_path / "w"), "--seconds", "500", XDG_STATE_HOME=str(notes.parents[1])
-    )
+    process = start("record", uri, "-o", str(tmp_path / "w"), "--seconds", "500")
     _wait_for(lambda: b"\n" in ((tmp_path / "w").read_bytes() if (tmp_path / "w").exists() else b""))
     _wait_for(lambda: _follows(database))
     process.send_signal(number)
@@ -178,76 +167,69 @@ def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path, no
     assert "back at level 0" in output
     assert 0 == level(database)
     assert workload_file.read(tmp_path / "w").database == database.name
-    assert not list(notes.glob("*"))
 
 
 @pytest.mark.parametrize(
-    "verb",
-    [
-        "scan",
-        *(pytest.param(each, marks=pytest.mark.all) for each in ("doctor", "record")),
-        "record in Python",
-    ],
+    "verb", ["scan", *(pytest.param(each, marks=pytest.mark.all) for each in ("doctor", "record"))]
 )
-def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, database, tmp_path, notes):
+def test_a_killed_recording_ends_by_itself_and_the_next_verb_sets_the_level_back(
+    verb, uri, database, tmp_path, monkeypatch
+):
+    """On any machine: the former level is in the profiler's own filter."""
+    monkeypatch.setattr(recorder, "DEADLINE_MARGIN_SECONDS", 0.0)
     database["orders"].insert_one({"_id": 0})
-    state = str(notes.parents[1])
-    process = start("record", uri, "-o", str(tmp_path / "w"), "--seconds", "500", XDG_STATE_HOME=state)
+    database.command({"profile": 1, "slowms": 250})
+    former = profiler_level.read_level(database)
+    process = start("record", uri, "-o", str(tmp_path / "w"), "--seconds", "500")
     _wait_for(lambda: _follows(database))
-    # While it runs, nobody sets anything back, and no second recording begins.
-    assert profiler_level.leftover(database.client, database.name, notes) is None
+    # While it runs, no verb sets anything back, and no second recording begins.
+    assert profiler_level.restore_profiler(database) is None
     with pytest.raises(UsageError, match="under way"):
-        recorder.record(database, tmp_path / "second", notes=notes)
+        recorder.record(database, tmp_path / "second")
     process.kill()
     process.communicate()
-    assert 2 == level(database)
-    if verb == "record in Python":
-        recorded = recorder.record(database, tmp_path / "next", seconds=0.1, notes=notes)
-        assert "was killed" in recorded.mended
-        assert 0 == recorded.former_level
-    else:
-        arguments = ["-o", str(tmp_path / "next"), "--seconds", "0.1"] if verb == "record" else []
-        assert "was killed" in run_verb(verb, uri, *arguments).output
-    assert 0 == level(database)
-    assert not list(notes.glob("*"))
+    raised = profiler_level.raised_by_recording(profiler_level.read_level(database))
+    assert raised is not None
+    assert former == raised.former
+    # Its time is over.
+    ended = profiler_level.server_time(database) - dt.timedelta(seconds=5)
+    profiler_level.raise_level(database, former, ended)
+    kept = database["system.profile"].count_documents({"ns": f"{database.name}.orders"})
+    database["orders"].find_one({"_id": 1})
+    assert kept == database["system.profile"].count_documents({"ns": f"{database.name}.orders"})
+    arguments = ["-o", str(tmp_path / "next"), "--seconds", "0.1"] if verb == "record" else []
+    assert "was killed" in run_verb(verb, uri, *arguments).output
+    assert former == profiler_level.read_level(database)
+    database.command({"profile": 0, "slowms": 100})
 
 
-def test_a_profiler_at_level_two_gets_its_sample_and_filter_back(database, tmp_path, notes):
-    """As after a recording that was killed: the level alone says nothing."""
-    former = {"profile": 2, "slowms": 120, "sampleRate": 0.5, "filter": {"millis": {"$gt": 5}}}
-    database.command(former)
-    process = profiler_level.server_process(database.client)
-    note = profiler_level.Note(notes, process, database.name)
-    was = profiler_level.read_level(database)
-    assert former == was.as_command()
-    assert note.take(process, database.name, was, tmp_path / "w")
-    profiler_level.raise_level(database, was)
-    note.drop(is_set_back=False)
-    assert was.raised() == profiler_level.read_level(database) != was
-    assert "was killed" in profiler_level.mend(database, notes)
-    assert was == profiler_level.read_level(database)
+def test_a_former_sample_and_filter_come_back(database, tmp_path):
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    command = {"profile": 2, "slowms": 120, "sampleRate": 0.5}
+    database.command({**command, "filter": {"millis": {"$gt": 5}, "command.filter.at": moment}})
+    former = profiler_level.read_level(database)
+    recorder.record(database, tmp_path / "w", seconds=0.1)
+    assert former == profiler_level.read_level(database)
     database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0, "filter": "unset"})
 
 
-def test_nothing_is_recorded_where_the_former_level_cannot_be_noted(database, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="XDG_STATE_HOME") as refused:
-        recorder.record(database, tmp_path / "w", seconds=0.1, notes=tmp_path / "file" / "notes")
-    assert "output-invalid" == refused.value.code
-    assert not (tmp_path / "w").exists()
-    assert 0 == level(database)
-
-
-def test_a_level_that_somebody_changed_meanwhile_is_left_alone(uri, database, tmp_path, notes):
-    process = profiler_level.server_process(database.client)
-    note = profiler_level.Note(notes, process, database.name)
-    assert note.take(process, database.name, profiler_level.Level(0, 100, 1.0), tmp_path / "w")
-    note.drop(is_set_back=False)
-    database.command({"profile": 1})
-    assert profiler_level.mend(database, notes) is None
+def test_a_level_that_somebody_set_in_the_meantime_is_left_alone(database):
+    former = profiler_level.read_level(database)
+    ended = profiler_level.server_time(database) - dt.timedelta(seconds=5)
+    profiler_level.raise_level(database, former, ended)
+    database.command({"profile": 1, "filter": "unset"})
+    assert profiler_level.restore_profiler(database) is None
+    profiler_level.set_back(database, former)
     assert 1 == level(database)
-    assert not list(notes.glob("*"))
     database.command({"profile": 0})
+
+
+def test_rows_of_one_millisecond_are_read_once_though_the_cursor_is_reopened():
+    moment = dt.datetime(2026, 1, 1)
+    place = recorder._Place(moment.replace(tzinfo=dt.UTC))
+    rows = [{"ts": moment, "n": 1}, {"ts": moment, "n": 2}]
+    assert [True, True, False, False] == [place.is_new(each) for each in rows + rows]
+    assert place.is_new({"ts": moment + dt.timedelta(milliseconds=1), "n": 1})
 
 
 class Sent(CommandListener):
@@ -270,14 +252,14 @@ class Sent(CommandListener):
 WITHOUT_LIMIT = {"getMore", "killCursors", "endSessions", "saslStart", "saslContinue"}
 
 
-def test_every_operation_on_the_recorded_server_has_a_time_limit(uri, database, tmp_path, notes):
+def test_every_operation_on_the_recorded_server_has_a_time_limit(uri, database, tmp_path):
     """Of a recording, and of the copy that a trial makes."""
     database["orders"].insert_many([{"customer": number % 7} for number in range(3_000)])
     database["customers"].insert_many([{"_id": number} for number in range(7)])
     sent = Sent()
     with MongoClient(uri, event_listeners=[sent]) as client:
         watched = client.get_default_database()
-        recorder.record(watched, tmp_path / "w", seconds=0.2, notes=notes)
+        recorder.record(watched, tmp_path / "w", seconds=0.2)
         report = scan(watched)
         target = database.client[f"{database.name}_copy"]
         try:

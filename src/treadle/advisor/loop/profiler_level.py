@@ -1,34 +1,27 @@
-"""The level of the server's profiler: raised for a recording, and set back in every case.
+"""The level of the server's profiler: raised for a recording, and set back however the recording ends.
 
-Before it is raised, a note of the former level is written to a file of this
-user. The recording holds a lock on it, which the kernel drops when the process
-ends, however it ends. Whoever comes next (`record`, `scan`, `doctor`) finds the
-note of a recording that was killed, and sets the level back. The note names
-the server's process: a server that was restarted has forgotten the level.
+While a recording runs, the profiler has a filter that matches until a deadline, so it ends by itself even if
+the process is killed. The filter also holds the former level, as the name of an application that no client
+has. So any verb, on any machine, sets the level back once the deadline has passed.
+
+Until then a server whose recording was killed logs slow operations by that filter alone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import json_util
-from pymongo import MongoClient
 from pymongo.database import Database
-from pymongo.errors import PyMongoError
 
 from treadle.advisor.reading import translate_errors
-from treadle.errors import UsageError
-from treadle.server.lock import EXCLUSIVE, FileLock, is_held
 
 EVERYTHING = 2
 COMMAND_MILLISECONDS_MAX = 10_000
+MARK = "treadle record, before: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +35,15 @@ class Level:
 
     def as_command(self) -> dict[str, Any]:
         body = {"slowms": self.slow_milliseconds, "sampleRate": self.sample_rate}
-        return {"profile": self.level, **body, **({"filter": self.filter} if self.filter else {})}
+        return {"profile": self.level, **body, "filter": self.filter or "unset"}
 
-    def raised(self) -> Level:
-        """The same, when every operation is recorded."""
-        return Level(EVERYTHING, self.slow_milliseconds, 1.0)
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A profiler that a recording raised: until when, and what it was before."""
+
+    deadline: datetime
+    former: Level
 
 
 def read_level(database: Database[Any]) -> Level:
@@ -60,144 +57,67 @@ def read_level(database: Database[Any]) -> Level:
     )
 
 
-def raise_level(database: Database[Any], former: Level) -> None:
-    """Let the profiler record every operation."""
-    command = former.raised().as_command()
-    if former.filter:
-        command["filter"] = "unset"
-    translate_errors(lambda: _command(database, command))
+def server_time(database: Database[Any]) -> datetime:
+    """The server's clock, by which the profiler's times are."""
+    reply = translate_errors(lambda: hello(database))
+    return reply["localTime"].replace(tzinfo=UTC)  # type: ignore[no-any-return]
+
+
+def hello(database: Database[Any]) -> dict[str, Any]:
+    """What the server says of itself."""
+    return database.client.admin.command("hello", maxTimeMS=COMMAND_MILLISECONDS_MAX)
+
+
+def raise_level(database: Database[Any], former: Level, deadline: datetime) -> None:
+    """Let the profiler record every operation until a deadline by the server's clock."""
+    mark = MARK + json_util.dumps(former.as_command(), json_options=json_util.CANONICAL_JSON_OPTIONS)
+    matches = {"ts": {"$lt": deadline}, "appName": {"$ne": mark}}
+    translate_errors(lambda: _command(database, {"profile": 1, "filter": matches}))
 
 
 def set_back(database: Database[Any], former: Level) -> None:
-    translate_errors(lambda: _command(database, former.as_command()))
+    """Set the former level, unless somebody has set another one since."""
+    if raised_by_recording(read_level(database)) is not None:
+        translate_errors(lambda: _command(database, former.as_command()))
+
+
+def raised_by_recording(present: Level) -> Raised | None:
+    """The recording that raised this level; None if none did."""
+    values = list(_leaves(present.filter))
+    marks = [each for each in values if isinstance(each, str) and each.startswith(MARK)]
+    deadlines = [each for each in values if isinstance(each, datetime)]
+    if not marks or not deadlines:
+        return None
+    command = json_util.loads(marks[0].removeprefix(MARK))
+    former = command.get("filter")
+    level = Level(
+        int(command["profile"]),
+        int(command["slowms"]),
+        float(command["sampleRate"]),
+        former if isinstance(former, Mapping) else None,
+    )
+    return Raised(deadlines[0].replace(tzinfo=UTC), level)
+
+
+def restore_profiler(database: Database[Any]) -> str | None:
+    """Set the level back where a recording was killed and its time is over; the sentence that says so."""
+    raised = raised_by_recording(read_level(database))
+    if raised is None or server_time(database) < raised.deadline + timedelta(seconds=1):
+        return None
+    set_back(database, raised.former)
+    return f"A recording was killed; the profiler of {database.name} is back at level {raised.former.level}."
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _leaves(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _command(database: Database[Any], body: Mapping[str, Any]) -> dict[str, Any]:
     return database.command({**body, "comment": "treadle record"}, maxTimeMS=COMMAND_MILLISECONDS_MAX)
-
-
-# -- what a killed recording leaves ------------------------------------------------------------
-
-
-def notes_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the notes are: `treadle/recordings` in the user's folder for state."""
-    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "treadle" / "recordings"
-
-
-def hello(client: MongoClient[Any]) -> dict[str, Any]:
-    """What the server says of itself."""
-    return client.admin.command("hello", maxTimeMS=COMMAND_MILLISECONDS_MAX)
-
-
-def server_process(client: MongoClient[Any]) -> str:
-    """Which process of mongod answers; another one after each restart."""
-    version = hello(client).get("topologyVersion") or {}
-    return f"{version.get('processId', '')}"
-
-
-class Note:
-    """The note of a recording under way; a lock says that it is."""
-
-    def __init__(self, folder: Path, process: str, database: str) -> None:
-        name = hashlib.sha256(f"{process}/{database}".encode()).hexdigest()[:32]
-        self.path = folder / f"{name}.json"
-        self._lock: FileLock | None = None
-
-    def take(self, process: str, database: str, former: Level, output: Path) -> bool:
-        """Write the note and hold it; False where another recording holds it."""
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = FileLock(self.path)
-        except OSError as error:
-            raise UsageError(
-                f"The former level of the profiler cannot be noted in {self.path.parent}: {error.strerror}; "
-                "name a folder that can be written as XDG_STATE_HOME.",
-                code="output-invalid",
-            ) from None
-        if not lock.attempt(EXCLUSIVE):
-            lock.close()
-            return False
-        self._lock = lock
-        content = {
-            "process": process,
-            "database": database,
-            "output": str(output.absolute()),
-            "former": former.as_command(),
-        }
-        data = json_util.dumps(content).encode()
-        os.ftruncate(lock.descriptor, 0)
-        os.pwrite(lock.descriptor, data, 0)
-        os.fsync(lock.descriptor)
-        return True
-
-    def drop(self, is_set_back: bool = True) -> None:
-        """Let go of the note, and remove it where the level is set back."""
-        if self._lock is not None:
-            if is_set_back:
-                with contextlib.suppress(OSError):
-                    self.path.unlink()
-            self._lock.close()
-            self._lock = None
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """What a recording that was killed left: the level before it, and its file."""
-
-    path: Path
-    former: Level
-    output: str
-
-
-def leftover(client: MongoClient[Any], database: str, folder: Path | None = None) -> Leftover | None:
-    """The note of a recording of this database on this server that no longer runs."""
-    folder = notes_folder() if folder is None else folder
-    if not folder.is_dir():
-        return None
-    try:
-        process = server_process(client)
-    except PyMongoError:
-        return None
-    path = Note(folder, process, database).path
-    if not path.is_file() or is_held(path):
-        return None
-    try:
-        content = json_util.loads(path.read_text())
-        command = content["former"]
-        former = Level(
-            int(command["profile"]),
-            int(command["slowms"]),
-            float(command["sampleRate"]),
-            command.get("filter"),
-        )
-        return Leftover(path, former, str(content["output"]))
-    except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError):
-        # Killed before it was written, so nothing was raised.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
-
-
-def mend(database: Database[Any], folder: Path | None = None) -> str | None:
-    """Set the level back where a recording was killed; the sentence that says so.
-
-    A level that somebody has changed since is left alone.
-    """
-    left = leftover(database.client, database.name, folder)
-    if left is None:
-        return None
-    present = read_level(database)
-    # Of a profiler that was at this level before, the recording changed the filter and the sample.
-    ours = present == left.former.raised() if left.former.level == EVERYTHING else present.level == EVERYTHING
-    if ours and present != left.former:
-        set_back(database, left.former)
-        text = (
-            f"The recording into {left.output} was killed; the profiler of {database.name} is back at level "
-            f"{left.former.level}."
-        )
-    else:
-        text = ""
-    with contextlib.suppress(OSError):
-        left.path.unlink()
-    return text or None

@@ -1,8 +1,8 @@
-"""Records what clients ask of a database: from the profiler, and bodies of inserts from the change stream.
+"""Records what clients ask of a database, from the server's profiler, into a workload file.
 
-Every operation has a time limit and a comment; what this process reads is
-not recorded. Memory is bounded: requests go to the file as they come, and of
-the documents that wait for their insert only some are held.
+Every operation has a time limit and a comment; what this process reads is not recorded. Memory is bounded:
+requests go to the file as they come. Inserts are recorded without their documents, which the profiler
+does not have.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import bson
-import pymongo
 from pymongo import CursorType
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
@@ -27,19 +24,17 @@ from treadle.advisor.loop import workload_file
 from treadle.advisor.loop.perform import reading_view
 from treadle.advisor.loop.profiler_level import (
     COMMAND_MILLISECONDS_MAX,
-    EVERYTHING,
     Level,
-    Note,
     hello,
-    mend,
-    notes_folder,
     raise_level,
+    raised_by_recording,
     read_level,
-    server_process,
+    restore_profiler,
+    server_time,
     set_back,
 )
 from treadle.advisor.loop.profiler_rows import Truncated, collection_of, parse, session_of
-from treadle.advisor.loop.workload_file import Request
+from treadle.advisor.loop.workload_file import MODE_PRIVATE, Request
 from treadle.advisor.reading import NO_RIGHTS, Lost, Refused, translate_errors
 from treadle.errors import DataError, UsageError
 
@@ -48,15 +43,11 @@ SYSTEM_DATABASES = frozenset({"admin", "local", "config"})
 AWAIT_MILLISECONDS = 250
 PAUSE_SECONDS = 0.05
 FILE_BYTES_MAX = 1_000_000_000
-# Documents that wait for the profiler to tell of their insert: as many bytes in all, and each.
-WAITING_BYTES_MAX = 20_000_000
-DOCUMENT_BYTES_MAX = 500_000
 SESSIONS_MAX = 100_000
-# Events of the change stream that are read before the profiler is looked at again.
-EVENTS_MAX = 10_000
-INSERTS_WAITING_MAX = 10_000
 # What still comes in when the time is over.
 DRAIN_SECONDS_MAX = 2.0
+# The profiler ends by itself so much later than a recording should.
+DEADLINE_MARGIN_SECONDS = 5.0
 
 Progress = Callable[[float, int], None]
 
@@ -70,15 +61,12 @@ class Recorded:
     operations: int
     reads: int
     writes: int
-    # Commands that were too long for the profiler, inserts without their document, gaps in what it held.
+    # Commands that were too long for the profiler, and gaps in what it held.
     truncated: int
-    without_body: int
     lost: int
     bytes: int
     complete: bool
     former_level: int
-    # Says that an earlier recording was killed, and that its level was set back first.
-    mended: str = ""
 
 
 def record(
@@ -89,43 +77,29 @@ def record(
     force: bool = False,
     bytes_max: int = FILE_BYTES_MAX,
     progress: Progress | None = None,
-    notes: Path | None = None,
 ) -> Recorded:
     """Record for so many seconds; KeyboardInterrupt ends it early, with what there is.
 
-    The profiler is at level 2 meanwhile, and at its former level afterwards.
-    Where an earlier recording was killed, its former level is set back first.
+    The profiler records everything in that time, and is at its former level afterwards. Where an earlier
+    recording was killed, its former level is set back first.
     """
     if database.name in SYSTEM_DATABASES:
         raise UsageError(
             f"{database.name} is a database of the server's own; record one of yours.", code="record-refused"
         )
-    former, mended = _permitted(database, notes)
-    note = Note(notes or notes_folder(), process := server_process(database.client), database.name)
-    if not note.take(process, database.name, former, path):
-        raise UsageError(
-            f"Another recording of {database.name} is under way; wait for it to end.", code="record-refused"
-        )
-    is_set_back = True
-    try:
-        with _output(path, force) as file:
-            recording = _Recording(reading_view(database), file, former, bytes_max)
-            recorded = recording.run(path, seconds, progress or (lambda elapsed, operations: None))
-            return replace(recorded, mended=mended)
-    except DataError as error:
-        is_set_back = error.code != "profiler-left-on"
-        raise
-    finally:
-        note.drop(is_set_back)
+    former = _permitted(database)
+    with _output(path, force) as file:
+        recording = _Recording(reading_view(database), file, former, bytes_max)
+        return recording.run(path, seconds, progress or (lambda elapsed, operations: None))
 
 
-def _permitted(database: Database[Any], notes: Path | None) -> tuple[Level, str]:
-    """The profiler's level, and what was mended; refused where this login, or anybody, cannot change it."""
+def _permitted(database: Database[Any]) -> Level:
+    """The profiler's level; refused if this login may not change it, or another recording runs."""
     try:
-        if translate_errors(lambda: hello(database.client)).get("msg") == "isdbgrid":
+        if translate_errors(lambda: hello(database)).get("msg") == "isdbgrid":
             raise Refused("this is a router")
-        mended = mend(database, notes) or ""
-        return read_level(database), mended
+        restore_profiler(database)
+        former = read_level(database)
     except Refused as refused:
         if refused.reason == NO_RIGHTS:
             advice = f"log in as a user with the role dbAdmin on {database.name}"
@@ -135,6 +109,14 @@ def _permitted(database: Database[Any], notes: Path | None) -> tuple[Level, str]
             f"The profiler of {database.name} cannot be used: {refused.reason}; {advice}.",
             code="record-refused",
         ) from None
+    raised = raised_by_recording(former)
+    if raised is not None:
+        raise UsageError(
+            f"Another recording of {database.name} is under way, or was killed; it is over at "
+            f"{raised.deadline:%H:%M:%S} UTC.",
+            code="record-refused",
+        )
+    return former
 
 
 @contextlib.contextmanager
@@ -142,7 +124,7 @@ def _output(path: Path, force: bool) -> Iterator[BinaryIO]:
     """A file that nobody else may read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if force else os.O_EXCL)
     try:
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, MODE_PRIVATE)
     except FileExistsError:
         raise UsageError(
             f"{path} exists; name another file, or add --force to overwrite it.", code="output-exists"
@@ -150,8 +132,25 @@ def _output(path: Path, force: bool) -> Iterator[BinaryIO]:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.", code="output-invalid") from None
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
+        os.fchmod(file.fileno(), MODE_PRIVATE)
         yield file
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far the profiler was read: a time, and which rows of that very millisecond."""
+
+    moment: datetime
+    seen: set[str] = field(default_factory=set)
+
+    def is_new(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row was not read before a cursor was reopened; several may be of one millisecond."""
+        moment, mark = row["ts"].replace(tzinfo=UTC), repr(row)
+        if moment != self.moment:
+            self.moment, self.seen = moment, set()
+        is_new = mark not in self.seen
+        self.seen.add(mark)
+        return is_new
 
 
 @dataclass(slots=True)
@@ -164,65 +163,45 @@ class _Recording:
     started: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     looked: float = 0.0
     sessions: dict[tuple[str, str], int] = field(default_factory=dict)
-    # Per collection: documents whose insert was not seen yet, and inserts whose document was not.
-    documents: dict[str, deque[tuple[int, Any]]] = field(default_factory=dict)
-    inserts: dict[str, deque[Request]] = field(default_factory=dict)
-    waiting_bytes: int = 0
     written: int = 0
     reads: int = 0
     writes: int = 0
     truncated: int = 0
-    without_body: int = 0
     lost: int = 0
     full: bool = False
 
     def run(self, path: Path, seconds: float, progress: Progress) -> Recorded:
         complete = True
-        stream = self._change_stream()
+        self.started = server_time(self.database)
+        begin = time.monotonic()
         try:
-            self._begin()
-            begin = time.monotonic()
             # An interruption may come at once: from here on the level is set back.
             try:
-                raise_level(self.database, self.former)
+                self._write_header()
+                deadline = self.started + timedelta(seconds=seconds + DEADLINE_MARGIN_SECONDS)
+                raise_level(self.database, self.former, deadline)
                 begin = time.monotonic()
-                self._follow(stream, begin, seconds, progress)
+                self._follow(begin, seconds, progress)
             except KeyboardInterrupt:
                 complete = False
         finally:
             self._restore()
-            if stream is not None:
-                with contextlib.suppress(PyMongoError):
-                    stream.close()
         elapsed = time.monotonic() - begin
-        self._finish_inserts()
         recorded = Recorded(
             path, elapsed, self.reads + self.writes, self.reads, self.writes, self.truncated,
-            self.without_body, self.lost + self.full, self.written, complete, self.former.level,
+            self.lost + self.full, self.written, complete, self.former.level,
         )  # fmt: skip
-        self._write(
-            workload_file.end_line(
-                seconds=round(elapsed, 3),
-                operations=recorded.operations,
-                truncated=self.truncated,
-                without_body=self.without_body,
-                lost=recorded.lost,
-                complete=complete,
-            )
-        )
+        end = {"truncated": self.truncated, "lost": recorded.lost, "complete": complete}
+        seconds_and_number = {"seconds": round(elapsed, 3), "operations": recorded.operations}
+        self._write(workload_file.end_line(**seconds_and_number, **end))
         return recorded
 
-    def _begin(self) -> None:
-        """Write the header; the times of requests count from now."""
-        self.started = hello(self.database.client)["localTime"].replace(tzinfo=UTC)
-        header = workload_file.header_line(
-            self.database.name, self.started, profiler_before=self.former.as_command()
-        )
-        self._write(header)
+    def _write_header(self) -> None:
+        self._write(workload_file.header_line(self.database.name, self.started))
         self.file.flush()
 
     def _restore(self) -> None:
-        """Set the level back, also when asked to stop once more meanwhile."""
+        """Set the level back, also when asked to stop once more in the meantime."""
         for _ in range(3):
             try:
                 set_back(self.database, self.former)
@@ -232,90 +211,59 @@ class _Recording:
             except (Lost, Refused):
                 time.sleep(PAUSE_SECONDS)
         raise DataError(
-            f"The profiler of {self.database.name} is still at level {EVERYTHING}, since the server did not "
-            "answer; the next record, scan or doctor sets it back, or "
+            f"The profiler of {self.database.name} was not set back, since the server did not answer. It "
+            "ends by itself, and the next record, scan or doctor sets it back, or "
             f"db.setProfilingLevel({self.former.level}) in mongosh.",
             code="profiler-left-on",
         )
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _follow(self, stream: Any, begin: float, seconds: float, progress: Progress) -> None:
+    def _follow(self, begin: float, seconds: float, progress: Progress) -> None:
         """Read what the profiler records until the time is over, then what it recorded by then."""
-        last = self.started
-        drained = False
+        last = _Place(self.started)
         while not self.full:
-            over = time.monotonic() - begin >= seconds
             try:
-                with self._tail(last) as cursor:
-                    while cursor.alive and not self.full:
-                        row = next(cursor, None)
-                        if row is None or time.monotonic() - self.looked > PAUSE_SECONDS:
-                            self._read_stream(stream)
-                            progress(time.monotonic() - begin, self.reads + self.writes)
-                            self.looked = time.monotonic()
-                        if row is not None:
-                            moment = row.get("ts")
-                            last = moment if isinstance(moment, datetime) else last
-                            if (last - self.started).total_seconds() > seconds:
-                                return
-                            self._take(row)
-                        elif time.monotonic() - begin >= seconds:
-                            if drained or time.monotonic() - begin > seconds + DRAIN_SECONDS_MAX:
-                                return
-                            drained = True
+                with self._tail(last.moment) as cursor:
+                    if self._read(cursor, last, begin, seconds, progress):
+                        return
             except PyMongoError as error:
                 if getattr(error, "code", None) is None:
                     raise Lost(type(error).__name__) from None
                 # What the profiler had kept was overwritten before it was read.
                 self.lost += 1
-            if over:
+            if time.monotonic() - begin >= seconds:
                 return
             time.sleep(PAUSE_SECONDS)
 
+    def _read(self, cursor: Any, last: _Place, begin: float, seconds: float, progress: Progress) -> bool:
+        """Take what the cursor gives. Returns whether everything was read; False if it must be reopened."""
+        drained = False
+        while cursor.alive and not self.full:
+            row = next(cursor, None)
+            elapsed = time.monotonic() - begin
+            if row is None or time.monotonic() - self.looked > PAUSE_SECONDS:
+                progress(elapsed, self.reads + self.writes)
+                self.looked = time.monotonic()
+            if row is not None:
+                if (row["ts"].replace(tzinfo=UTC) - self.started).total_seconds() > seconds:
+                    return True
+                if last.is_new(row):
+                    self._take(row)
+            elif elapsed >= seconds:
+                if drained or elapsed > seconds + DRAIN_SECONDS_MAX:
+                    return True
+                drained = True
+        return False
+
     def _tail(self, last: datetime) -> Any:
         cursor = self.database["system.profile"].find(
-            {"ts": {"$gt": last}, "op": {"$nin": ["getmore", "killcursors"]}},
+            {"ts": {"$gte": last}, "op": {"$nin": ["getmore", "killcursors"]}},
             cursor_type=CursorType.TAILABLE_AWAIT,
             comment=COMMENT,
             max_time_ms=COMMAND_MILLISECONDS_MAX,
         )
         return cursor.max_await_time_ms(AWAIT_MILLISECONDS)
-
-    def _change_stream(self) -> Any:
-        """Inserts with their documents; None where the server has no change streams."""
-        pipeline: list[Mapping[str, Any]] = [
-            {"$match": {"operationType": "insert"}},
-            {"$project": {"fullDocument": 1, "ns": 1}},
-        ]
-        try:
-            with pymongo.timeout(COMMAND_MILLISECONDS_MAX / 1000):
-                return self.database.watch(pipeline, max_await_time_ms=1, comment=COMMENT)
-        except PyMongoError:
-            return None
-
-    def _read_stream(self, stream: Any) -> None:
-        if stream is None:
-            return
-        for _ in range(EVENTS_MAX):
-            try:
-                event = stream.try_next()
-            except PyMongoError:
-                return
-            if event is None:
-                return
-            self._hold(str(event["ns"]["coll"]), event.get("fullDocument"))
-
-    def _hold(self, collection: str, document: Any) -> None:
-        waiting = self.inserts.get(collection)
-        if waiting:
-            self._emit(replace(waiting.popleft(), body={"document": document}))
-            return
-        size = len(bson.encode(document, codec_options=self.database.codec_options))
-        if size > DOCUMENT_BYTES_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
-            return
-        self.waiting_bytes += size
-        self.documents.setdefault(collection, deque()).append((size, document))
 
     def _take(self, row: Mapping[str, Any]) -> None:
         if collection_of(row, self.database.name) is None:
@@ -328,36 +276,8 @@ class _Recording:
         except Truncated:
             self.truncated += 1
             return
-        if request is None:
-            return
-        if request.operation != "insert":
+        if request is not None:
             self._emit(request)
-            return
-        number = max(1, min(request.returned, 1_000))
-        single = replace(request, milliseconds=request.milliseconds / number, returned=1)
-        for _ in range(number):
-            self._insert(single)
-
-    def _insert(self, request: Request) -> None:
-        documents = self.documents.get(request.collection)
-        if documents:
-            size, document = documents.popleft()
-            self.waiting_bytes -= size
-            self._emit(replace(request, body={"document": document}))
-            return
-        waiting = self.inserts.setdefault(request.collection, deque())
-        waiting.append(request)
-        if len(waiting) > INSERTS_WAITING_MAX:
-            self._bare(waiting.popleft())
-
-    def _bare(self, request: Request) -> None:
-        self.without_body += 1
-        self._emit(request)
-
-    def _finish_inserts(self) -> None:
-        for waiting in self.inserts.values():
-            while waiting:
-                self._bare(waiting.popleft())
 
     # -- writing -------------------------------------------------------------------------------
 
