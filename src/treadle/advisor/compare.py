@@ -161,12 +161,13 @@ class Comparer:
         parents = self._parents(parent, relation.key, [each.field for each in candidates], exact)
         if not exact and not parents:
             return []
-        keys = None if exact else usable_keys(row[relation.key] for row in parents if relation.key in row)
+        own = tuple(relation.key.split("."))
+        keys = None if exact else usable_keys(filter(None, (copies.inside(row, own) for row in parents)))
         actual = self._actual(child, relation, candidates, keys)
         found = []
         for each in candidates:
             numbers = [
-                (row[each.field.path], actual.get(freeze(row.get(relation.key)), {}).get(each.name))
+                (row[each.field.path], actual.get(freeze(copies.inside(row, own)), {}).get(each.name))
                 for row in parents
                 if row.get(each.field.path) is not None
             ]

@@ -34,6 +34,10 @@ SNAPSHOTS = frozenset(
 NAMES = frozenset({"name", "title", "handle", "username", "label", "firstname", "lastname", "nickname"})
 AGREEMENT_MIN = 0.5
 AGREEMENT_MIN_QUALIFIED = 0.8
+# Of a field that is named after its source, a part that agrees far beyond chance shows that it was copied and
+# that nothing maintains it, however few are right today.
+DRIFTED_AGREEMENT_MIN = 0.1
+DRIFTED_CHANCE_MAX = 0.05
 # Cohen's kappa: how far the agreement exceeds what chance would give.
 KAPPA_MIN = 0.4
 KAPPA_MIN_UNNAMED = 0.6
@@ -170,16 +174,24 @@ class Comparison:
         return 1 - self.stale / self.compared if self.compared else 0.0
 
     @property
+    def chance(self) -> float:
+        """How often they would agree by chance."""
+        total = self.compared**2 or 1
+        return sum(number * self._sources[value] for value, number in self._copies.items()) / total
+
+    @property
     def kappa(self) -> float:
         """How far they agree beyond chance: 1 is always, 0 is as often as by chance."""
-        total = self.compared**2 or 1
-        chance = sum(number * self._sources[value] for value, number in self._copies.items()) / total
+        chance = self.chance
         return (self.agreement - chance) / (1 - chance) if chance < 1 else 0.0
 
     def is_copy(self, named: bool) -> bool:
         """Whether the field repeats the other at all."""
-        if self.compared < COMPARED_MIN or self.agreement < AGREEMENT_MIN:
+        if self.compared < COMPARED_MIN:
             return False
+        if self.agreement < AGREEMENT_MIN:
+            drifted = self.agreement >= DRIFTED_AGREEMENT_MIN and self.chance <= DRIFTED_CHANCE_MAX
+            return named and drifted
         return self.kappa >= (KAPPA_MIN if named else KAPPA_MIN_UNNAMED)
 
 

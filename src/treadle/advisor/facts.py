@@ -185,6 +185,8 @@ class IndexFacts:
     bytes: int | None = None
     uses: int | None = None
     counted_seconds: float | None = None
+    # The server maintains it and uses it for no query.
+    hidden: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:

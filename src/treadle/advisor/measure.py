@@ -160,8 +160,10 @@ class Measurer:
         uses: dict[str, tuple[int, datetime]] = {}
         try:
             for row in self.reader.aggregate(facts.name, [{"$indexStats": {}}]):
-                before, since = uses.get(row["name"], (0, None))[0], row["accesses"]["since"]
-                uses[row["name"]] = (before + int(row["accesses"]["ops"]), since)
+                since = row["accesses"]["since"]
+                before, counted = uses.get(row["name"], (0, since))
+                # Over shards, what all of them have counted began with the last to begin.
+                uses[row["name"]] = (before + int(row["accesses"]["ops"]), max(counted, since))
         except Refused as refused:
             facts = with_note(facts, f"the use of indexes was not seen: {refused.reason}")
         now = datetime.now(UTC)

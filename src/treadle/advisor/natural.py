@@ -155,7 +155,7 @@ def unique_keys(fields: Sequence[FieldFacts], rows: Iterable[Mapping[str, Any]])
             hashes, value = seen.get(each.path), row.get(f"f{number}")
             if hashes is None:
                 continue
-            mark = hash(freeze(value)) if isinstance(value, KEY_CLASSES) else None
+            mark = mark_of(value) if isinstance(value, KEY_CLASSES) else None
             if mark is None or mark in hashes:
                 del seen[each.path]
                 continue
@@ -166,6 +166,13 @@ def unique_keys(fields: Sequence[FieldFacts], rows: Iterable[Mapping[str, Any]])
     return {
         path: Key(frozenset(hashes), _is_sparse(len(hashes), ends.get(path))) for path, hashes in seen.items()
     }
+
+
+def mark_of(value: Any) -> int:
+    """A hash by which a value is told from others, equal for equal numbers of all types."""
+    frozen = freeze(value)
+    # In CPython, -1 and -2 have the same hash.
+    return hash("-1") if isinstance(value, (int, float)) and frozen == freeze(-1) else hash(frozen)
 
 
 def _is_sparse(count: int, ends: tuple[float, float] | None) -> bool:
@@ -179,7 +186,7 @@ def sought(values: Mapping[str, Mapping[str, list[Any]]], parent: str) -> list[A
         for sample in fields.values() if child != parent else ():
             for value in sample:
                 if len(found) < SOUGHT_VALUES_MAX:
-                    found.setdefault(hash(freeze(value)), value)
+                    found.setdefault(mark_of(value), value)
     return list(found.values())
 
 
@@ -213,7 +220,7 @@ def candidates(child: CollectionFacts, values: Mapping[str, list[Any]], keys: Kn
     """Every reference by a natural key that the values bear out."""
     for field in referring_fields(child):
         sample = values.get(field.path, [])
-        hashes = {hash(freeze(value)) for value in sample}
+        hashes = {mark_of(value) for value in sample}
         if not hashes:
             continue
         recurring = len(hashes) <= DISTINCT_SHARE_MAX * len(sample)

@@ -82,4 +82,5 @@ def index_facts(
         bytes=size,
         uses=None if use is None else use[0],
         counted_seconds=None if use is None else (now - use[1]).total_seconds(),
+        hidden=bool(index.get("hidden")),
     )

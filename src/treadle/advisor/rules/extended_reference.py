@@ -242,7 +242,7 @@ def _stale_copy(copy: Copy, declaration: str) -> Finding:
         declaration,
         ("Run setup(), then repair() to correct the stale copies.",),
         (copy.parent,),
-        confidence="high" if copy.named else "medium",
+        confidence="high" if copy.named and copy.stale <= copy.compared / 2 else "medium",
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.declare import declaration
-from treadle.advisor.facts import Scan
+from treadle.advisor.facts import WRITES, CollectionFacts, Scan
 from treadle.advisor.interface import Finding, Rule
+from treadle.advisor.naming import words
 from treadle.advisor.wording import names
 
 RULE = Rule(
@@ -20,11 +21,14 @@ RULE = Rule(
     "Not for a collection that stores third-party documents as they are.",
 )
 DOCUMENTS_MIN = 100
+# A log of one shape that only one program appends to needs no validator until it is large.
+LOG_DOCUMENTS_MAX = 10_000
+LOGS = frozenset({"audit", "audits", "log", "logs", "journal", "journals", "trail", "trails"})
 
 
 def find(scan: Scan) -> Iterator[Finding]:
     large = [facts for facts in scan.plain() if facts.count >= DOCUMENTS_MIN]
-    bare = [facts for facts in large if facts.validated is False]
+    bare = [facts for facts in large if facts.validated is False and not _is_small_log(scan, facts)]
     if not bare:
         return
     bare.sort(key=lambda facts: (-facts.count, facts.name))
@@ -45,3 +49,13 @@ def find(scan: Scan) -> Iterator[Finding]:
         tuple(facts.name for facts in others),
         severity="info",
     )
+
+
+def _is_small_log(scan: Scan, facts: CollectionFacts) -> bool:
+    """Whether a collection is small, has one shape, and is only appended to, as far as can be seen."""
+    if facts.count > LOG_DOCUMENTS_MAX or len(facts.shapes) != 1:
+        return False
+    written = scan.workload.count(facts.name, WRITES) if scan.workload is not None else 0
+    if scan.workload is not None and written:
+        return written == scan.workload.count(facts.name, ("insert",))
+    return bool(LOGS & set(words(facts.name)))

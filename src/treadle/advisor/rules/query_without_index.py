@@ -47,7 +47,7 @@ def _is_served(facts: CollectionFacts, paths: tuple[str, ...]) -> bool:
     return any(
         index.fields
         and index.fields[0] in paths
-        and not (index.partial or index.special or index.collation_strength)
+        and not (index.partial or index.special or index.collation_strength or index.hidden)
         for index in facts.indexes
     )
 

@@ -52,6 +52,9 @@ def _is_contained(index: IndexFacts, other: IndexFacts) -> bool:
         return False
     if other.partial or other.special or index.collation_strength != other.collation_strength:
         return False
+    # No query uses the longer one.
+    if other.hidden and not index.hidden:
+        return False
     length = len(index.keys)
     if length > len(other.keys) or (length == len(other.keys) and index.name <= other.name):
         return False
