@@ -7,11 +7,11 @@ the same kind is expected. Everything goes to JSON and comes back (`as_json`,
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import UsageError
 
@@ -171,23 +171,11 @@ def report_from_json(value: Mapping[str, Any]) -> TrialReport:
             code="trial-report-invalid",
         )
     try:
-        report: TrialReport = _built(TrialReport, value)
-    except (TypeError, ValueError, KeyError, AttributeError):
+        return _ADAPTER.validate_python({name: part for name, part in value.items() if name != "schema"})
+    except ValidationError:
         raise UsageError(
             "The trial report is damaged; make it again with treadle trial.", code="trial-report-invalid"
         ) from None
-    return report
 
 
-def _built(kind: Any, value: Any) -> Any:
-    """A value of JSON as the dataclass, tuple or plain type that a field is declared as."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        known = {each.name: each for each in fields(kind)}
-        return kind(**{name: _built(hints[name], value[name]) for name in known if name in value})
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        return tuple(_built(arguments[0], each) for each in value)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _built(arguments[0], value)
-    return float(value) if kind is float else value
+_ADAPTER = TypeAdapter(TrialReport)
