@@ -10,29 +10,17 @@ from treadle.advisor.rules import load
 ADVISOR = SOURCE / "advisor"
 # `reading.py` is how the profile and its parts talk to the server; the package itself checks its argument's class.
 READERS = {"profile.py", "measure.py", "prove.py", "compare.py", "reading.py", "__init__.py"}
-# What a recording and a trial do with servers and files.
-TRIAL_READERS = {
-    "following.py",
-    "raw_writes.py",
-    "recorder.py",
-    "store_writes.py",
-    "profiler_level.py",
-    "storage.py",
-    "perform.py",
-    "compare.py",
-    "copying.py",
-    "trial.py",
-    "writes.py",
+# What the loop does with servers and files.
+LOOP_READERS = {
+    *("apply.py", "compare.py", "copying.py", "following.py", "perform.py", "profiler_level.py", "prove.py"),
+    *("recorder.py", "storage.py", "trial.py", "undo.py", "write_cost.py"),
 }
-# What applies, proves and takes back a plan.
-PLAN_READERS = {"apply.py", "before.py", "check.py", "own_state.py", "settle.py", "undo.py"}
 PURE = [
     module
     for module, path in MODULES.items()
     if ADVISOR in path.parents
     and (path.name not in READERS or path.parent.name == "rules")
-    and not (path.parent.name == "trials" and path.name in TRIAL_READERS)
-    and not (path.parent.name == "plans" and path.name in PLAN_READERS)
+    and not (path.parent.name == "loop" and path.name in LOOP_READERS)
 ]
 OUTSIDE = {"pymongo", "time", "random", "threading", "asyncio", "socket", "os"}
 
