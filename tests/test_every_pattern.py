@@ -47,10 +47,12 @@ from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
 
 # From their own files, so that a missing export is named by a test and not by a failed import.
-from treadle.patterns.tree.ancestor_array import AncestorArray
-from treadle.patterns.tree.child_references import ChildReferences
-from treadle.patterns.tree.materialized_path import MaterializedPath
-from treadle.patterns.tree.parent_reference import ParentReference
+from treadle.patterns.tree.declarations import (
+    AncestorArray,
+    ChildReferences,
+    MaterializedPath,
+    ParentReference,
+)
 from treadle.plan.capabilities import EVERYTHING
 
 ROOT = Path(__file__).parent.parent
@@ -427,7 +429,10 @@ def test_each_pattern_is_exported(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pattern_has_a_test_and_a_quick_one(name):
     folder = ROOT / "tests" / "patterns"
-    files = [*folder.rglob(f"test_{name}.py"), *folder.glob(f"{name}/test_*.py")]
+    # Several patterns may share a package, and its tests.
+    packages = {each.__module__.split(".")[2] for each in PATTERNS.get(name, [])} | {name}
+    files = [*folder.rglob(f"test_{name}.py")]
+    files += [path for package in packages for path in folder.glob(f"{package}/test_*.py")]
     assert files, f"tests/patterns/test_{name}.py or tests/patterns/{name}/ is missing"
     assert any("@pytest.mark.quick" in path.read_text() for path in files), f"no test of {name} is quick"
 

@@ -712,7 +712,6 @@ TREES = [
     tree("keyword-unknown", "tree='parent_id'", "parent_id"),
     tree("tree-declaration", "Wrong", [ANCESTORS] * 2),
     tree("tree-field-type", "is not text", MaterializedPath(path="path", segment="number")),
-    tree("tree-declaration", "parent=", [MaterializedPath(path="path", segment="name"), ChildReferences(children="ancestors")]),
     tree("tree-field-type", "lies in a list", ParentReference(parent="links.up"), links=list[Upward]),
     tree("path-maintained-twice", "Wrong.ancestors", ANCESTORS, ancestors=Annotated[list[Id], Collect("Wrong", "parent_id", by="parent_id")]),
     *[

@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from treadle.patterns.schema_versioning import Migration as Migration
     from treadle.patterns.schema_versioning import migration as migration
     from treadle.patterns.subset import Subset as Subset
-    from treadle.patterns.tree.ancestor_array import AncestorArray as AncestorArray
-    from treadle.patterns.tree.child_references import ChildReferences as ChildReferences
-    from treadle.patterns.tree.materialized_path import MaterializedPath as MaterializedPath
-    from treadle.patterns.tree.parent_reference import ParentReference as ParentReference
+    from treadle.patterns.tree.declarations import AncestorArray as AncestorArray
+    from treadle.patterns.tree.declarations import ChildReferences as ChildReferences
+    from treadle.patterns.tree.declarations import MaterializedPath as MaterializedPath
+    from treadle.patterns.tree.declarations import ParentReference as ParentReference
     from treadle.plan.server_errors import DuplicateKey as DuplicateKey
     from treadle.query.field_paths import Unchecked as Unchecked
     from treadle.store.async_store import AsyncStore as AsyncStore
@@ -111,10 +111,7 @@ _NAMES = {
     "patterns.rollup": "Day Hour Minute Month Quarter Rollup Total Week Year",
     "patterns.schema_versioning": "Migration migration",
     "patterns.subset": "Subset",
-    "patterns.tree.ancestor_array": "AncestorArray",
-    "patterns.tree.child_references": "ChildReferences",
-    "patterns.tree.materialized_path": "MaterializedPath",
-    "patterns.tree.parent_reference": "ParentReference",
+    "patterns.tree.declarations": "AncestorArray ChildReferences MaterializedPath ParentReference",
     "plan.server_errors": "DuplicateKey",
     "query.field_paths": "Unchecked",
     "store.async_store": "AsyncStore",

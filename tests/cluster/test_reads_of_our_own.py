@@ -15,7 +15,7 @@ from benchmarks.torture.replica_set import Cluster, Member
 from pymongo.read_preferences import SecondaryPreferred
 
 from tests.cluster.conftest import Open
-from treadle import AncestorArray, Approximate, Bucket, Count, Document, Limits, Outlier, migration
+from treadle import AncestorArray, Approximate, Bucket, Count, Document, Outlier, migration
 
 pytestmark = [pytest.mark.all, pytest.mark.heavy, pytest.mark.server]
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -135,8 +135,7 @@ def test_a_migration_is_finished_when_it_says_so(
 def test_a_large_move_reaches_every_descendant(
     open_store: Open, preferring: Any, cluster: Cluster, name: str
 ) -> None:
-    limits = Limits(tree_move_max=5)
-    store = open_store([Category], limits=limits, **preferring)
+    store = open_store([Category], **preferring)
     store.setup()
     tree = store.tree(Category)
     tree.insert(Category(id=0))

@@ -456,27 +456,32 @@ def test_arrays_counters_and_moves_raise_the_revision(run):
 # -- trees -----------------------------------------------------------------------------------
 
 
+class ByAncestors(Document, collection="nodes", soft_delete="gone", tree=AncestorArray("parent_id", "above")):
+    name: str
+    parent_id: Id | None = None
+    above: list[Id] = []
+    gone: dt.datetime | None = None
+
+
 class ByParent(Document, collection="nodes", soft_delete="gone", tree=ParentReference("parent_id")):
     name: str
     parent_id: Id | None = None
     gone: dt.datetime | None = None
 
 
-class ByAll(
-    Document,
-    collection="nodes",
-    soft_delete="gone",
-    tree=[AncestorArray("parent_id", "above"), MaterializedPath("path", "name"), ChildReferences("children")],
-):
+class ByPath(Document, collection="nodes", soft_delete="gone", tree=MaterializedPath("path", "name")):
     name: str
-    parent_id: Id | None = None
-    above: list[Id] = []
     path: str = ""
+    gone: dt.datetime | None = None
+
+
+class ByChildren(Document, collection="nodes", soft_delete="gone", tree=ChildReferences("children")):
+    name: str
     children: list[Id] = []
     gone: dt.datetime | None = None
 
 
-@pytest.mark.parametrize("model", [ByParent, ByAll])
+@pytest.mark.parametrize("model", [ByAncestors, ByParent, ByPath, ByChildren])
 def test_a_tree_sees_deleted_nodes_as_gone_and_restored_ones_as_back(run, model):
     store = run.store([model])
     store.setup()

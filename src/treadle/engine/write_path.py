@@ -8,9 +8,8 @@ chunk of a bulk write.
 A commit applies the writes one after another, propagates their changes to
 every target, and records. Fan-outs that are too large for one transaction
 leave an intent in it and are finished afterwards. What an earlier commit could
-not finish is finished before the next one. A write that is blocked by larger
-work lets that finish first; a deletion that is too large for one commit deals
-with the dependent documents first.
+not finish is finished before the next one. A deletion that is too large for
+one commit deals with the dependent documents first.
 
 A server without transactions has no derived data (`Graph.check_server`), so
 that there each write is done by itself.
@@ -39,7 +38,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.quarantine import around
 from treadle.graph.rule import REVISION, Due, Rule
-from treadle.graph.write import Blocked, ChunkedWrite, CommitNeeded, Write
+from treadle.graph.write import ChunkedWrite, CommitNeeded, Write
 from treadle.model.lazy_id import publish_ids
 from treadle.model.text import get_logger
 from treadle.plan import Plan, Raw, is_inside, server_facts, share, transact, update_many
@@ -47,7 +46,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, is_about_one_document, is_bug, surely_not_committed
 from treadle.query.keys import freeze
 
-# How often a write lets larger work finish first, or meets a concurrent upsert.
+# How often a write is tried that meets a concurrent upsert.
 ATTEMPTS_MAX = 20
 
 R = TypeVar("R")
@@ -74,10 +73,6 @@ class WritePath:
         for _ in range(ATTEMPTS_MAX):
             try:
                 return (yield from self._execute(write, alone))
-            except Blocked as blocked:
-                if (yield from is_inside()):
-                    raise
-                yield from blocked.finish()
             except DuplicateKey as error:
                 # An archived document is not updated.
                 again = write.races and "archive" not in (error.details or {})
@@ -179,7 +174,7 @@ class WritePath:
         server = yield from self._capabilities()
         if inside:
             (write,) = writes
-            changes = Changes(whole=True, joined=True)
+            changes = Changes(joined=True)
             outcome = yield from write.apply(changes)
             yield from propagate(self.graph, changes, copies_max=UNBOUNDED)
             return (yield from _final([write], [outcome]))
@@ -338,7 +333,7 @@ def commit_changes(graph: Graph, body: Callable[[Changes], Plan[R]]) -> Plan[R]:
     """Run a body that writes documents and adds their changes, propagate these, and commit."""
 
     def attempt() -> Plan[R]:
-        changes = Changes(whole=True)
+        changes = Changes()
         outcome = yield from body(changes)
         yield from propagate(graph, changes, copies_max=UNBOUNDED)
         return outcome

@@ -54,9 +54,7 @@ class ChangedModel(Protocol):
 class Changes:
     """The net changes of one commit, by model."""
 
-    def __init__(self, *, whole: bool = False, joined: bool = False, transactional: bool = True) -> None:
-        # Whether everything must happen in this commit, and nothing can be left for later.
-        self.whole = whole
+    def __init__(self, *, joined: bool = False, transactional: bool = True) -> None:
         # Whether the transaction is the caller's own, and may hold earlier writes of the same documents.
         self.joined = joined
         # Whether all writes of the commit happen together or not at all.

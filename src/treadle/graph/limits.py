@@ -62,7 +62,7 @@ class Limits:
     counter_events_max: int = 500  # buffered events that a durable counter moves in one transaction
 
     # -- trees
-    tree_move_max: int = 2_000  # nodes that are moved or removed in one transaction; more go in chunks
+    tree_move_max: int = 100_000  # nodes below one that is moved or renamed; with more it is refused
 
     # -- outlier arrays
     array_extend_max: int = 10_000  # items that are added to an outlier array in one transaction

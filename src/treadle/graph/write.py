@@ -10,13 +10,12 @@ end, for all of them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from bson import ObjectId
 
-from treadle.errors import DataError
 from treadle.graph.changes import Changes
 from treadle.graph.model_entry import ModelEntry
 from treadle.model.lazy_id import ReservedId
@@ -148,11 +147,3 @@ class ChunkedWrite(Write[int]):
 
 class CommitNeeded(Exception):
     """A write that seemed to be a plain command needs a commit, and has written nothing yet."""
-
-
-class Blocked(DataError):
-    """Larger work must end first; outside of transactions the write path calls `finish`, and tries again."""
-
-    def __init__(self, message: str, *, code: str, finish: Callable[[], Plan[None]]) -> None:
-        super().__init__(message, code=code)
-        self.finish = finish

@@ -18,7 +18,8 @@ from treadle.store.async_runner import AsyncRunner
 from treadle.store.async_writer import AsyncWriter
 
 if TYPE_CHECKING:
-    from treadle.patterns.tree import handle
+    from treadle.patterns.tree.calls import TreeCalls
+    from treadle.patterns.tree.reads import NodeReader
 
 D = TypeVar("D", bound=Document)
 Session = AsyncClientSession | None
@@ -27,14 +28,14 @@ Session = AsyncClientSession | None
 class AsyncNodes(AsyncResults[D]):
     """The nodes that a tree streams; iterate it, once, or await it for a list."""
 
-    def __init__(self, runner: AsyncRunner, reader: handle.Nodes[D], session: Session) -> None:
-        super().__init__(_stream(runner, reader, session))
+    def __init__(self, store: AsyncWriter, reader: NodeReader[D], session: Session) -> None:
+        super().__init__(_stream(store.runner, reader, store._within(session)))
 
     def __await__(self) -> Generator[Any, Any, list[D]]:
         return self.to_list().__await__()
 
 
-async def _stream(runner: AsyncRunner, reader: handle.Nodes[D], session: Session) -> AsyncGenerator[D]:
+async def _stream(runner: AsyncRunner, reader: NodeReader[D], session: Session) -> AsyncGenerator[D]:
     read = await runner.call(reader.first(), session, answers=True)
     while read is not None:
         try:
@@ -61,27 +62,24 @@ class AsyncTreeHandle(Generic[D]):
 
     def __init__(self, store: AsyncWriter, model: type[D]) -> None:
         self._store = store
-        self._calls: handle.TreeHandle[D] = rule_of(store.graph.entry(model), HierarchyRule).calls(
-            store.write_path
-        )
+        rule = rule_of(store.graph.entry(model), HierarchyRule)
+        self._calls: TreeCalls[D] = rule.calls(store.write_path)
 
     # -- reading ----------------------------------------------------------------------
 
     def roots(self, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
         """The nodes without a parent, streamed."""
-        return AsyncNodes(self._store.runner, self._calls.roots(sort), self._store._within(session))
+        return AsyncNodes(self._store, self._calls.roots(sort), session)
 
     def children(self, id: Any, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
         """The nodes right below one, streamed."""
-        return AsyncNodes(self._store.runner, self._calls.children(id, sort), self._store._within(session))
+        return AsyncNodes(self._store, self._calls.children(id, sort), session)
 
     def descendants(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
     ) -> AsyncNodes[D]:
         """All nodes below one, streamed; `max_depth=1` means children."""
-        return AsyncNodes(
-            self._store.runner, self._calls.descendants(id, max_depth, sort), self._store._within(session)
-        )
+        return AsyncNodes(self._store, self._calls.descendants(id, max_depth, sort), session)
 
     async def nested(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
@@ -135,5 +133,5 @@ class AsyncTreeHandle(Generic[D]):
         return await self._store._write(self._calls.rename(id, segment), session)
 
     async def remove(self, id: Any, children: Children = "refuse", session: Session = None) -> int:
-        """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
+        """Remove a node; returns the number of nodes removed. `children`: refuse, subtree or lift."""
         return await self._store._write(self._calls.remove(id, children), session)

@@ -15,12 +15,12 @@ from treadle import (
     ExtendedReference,
     Formula,
     Id,
-    Limits,
     MaterializedPath,
     ParentReference,
 )
 from treadle.graph.calls import HierarchyRule, rule_of
-from treadle.patterns.tree.fields import Tree, TreeRule
+from treadle.patterns.tree.rule import TreeRule
+from treadle.patterns.tree.tree import Tree
 
 
 class Array(Document, collection="arrays", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
@@ -72,22 +72,6 @@ class Deep(
     where_it_is: Place = Place()
 
 
-class Turning(
-    Document,
-    collection="turning",
-    tree=[
-        ChildReferences(children="children"),
-        AncestorArray(parent="parent_id", ancestors="ancestors"),
-    ],
-):
-    """On its way from child references to an ancestor array."""
-
-    name: str
-    children: list[Id] = []
-    parent_id: Id | None = None
-    ancestors: list[Id] = []
-
-
 class Counted(Document, collection="counted", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
     """A tree whose own fields feed other patterns."""
 
@@ -101,7 +85,7 @@ class Counted(Document, collection="counted", tree=AncestorArray(parent="parent_
 
 
 FOUR = [Array, Pathed, Parented, Listed]
-ALL = [Array, Pathed, PathedUp, Parented, Listed, Deep, Turning, Counted]
+ALL = [Array, Pathed, PathedUp, Parented, Listed, Deep, Counted]
 
 
 def make(model: type[Document], number: int, name: str) -> Any:
@@ -183,7 +167,6 @@ def shown(model: type[Document], documents: list[dict[str, Any]]) -> dict[Any, A
     fields = {
         Array: ["parent_id", "ancestors"], Pathed: ["path"], PathedUp: ["parent_id", "path"],
         Parented: ["parent_id"], Listed: ["children"], Deep: ["whereItIs"],
-        Turning: ["children", "parent_id", "ancestors"],
         Counted: ["parent_id", "ancestors", "children", "below", "parent_name", "depth"],
     }[model]  # fmt: skip
     return {each["_id"]: {field: each.get(field) for field in fields} for each in documents}
@@ -201,7 +184,6 @@ def right(model: type[Document], oracle: Oracle) -> dict[Any, Any]:
             Parented: {"parent_id": parent},
             Listed: {"children": own},
             Deep: {"whereItIs": {"parent": parent, "above": above}},
-            Turning: {"children": own, "parent_id": parent, "ancestors": above},
             Counted: {
                 "parent_id": parent,
                 "ancestors": above,
@@ -219,15 +201,6 @@ def tree_of(entry: Any) -> Tree:
     rule = rule_of(entry, HierarchyRule)
     assert isinstance(rule, TreeRule)
     return rule.tree
-
-
-def limits_of(size: int) -> Limits:
-    """So many nodes go at once, wherever a large tree is written in chunks."""
-    return Limits(tree_move_max=size)
-
-
-# With these everything that is chunked is chunked in small trees too.
-SMALL = limits_of(2)
 
 
 def plant(store: Any, model: type[Document], shape: dict[str, Any], parent: Any = None) -> dict[str, Any]:

@@ -4,6 +4,8 @@ A permutation runs two writes in two sessions: the first so many commands, the
 second so many, then each to its end. Whoever meets a conflict starts again
 when the other is done, as `with_transaction` would. Whatever the order, the
 tree must be one afterwards.
+
+Covers: patterns/tree/writes
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tests.kit.tiers import IS_FULL
-from tests.patterns.tree import forest
 from tests.patterns.tree.forest import (
     FOUR,
     Array,
@@ -29,18 +31,19 @@ from tests.patterns.tree.forest import (
     Parented,
     Pathed,
     PathedUp,
-    Turning,
     plant,
     tree_of,
 )
 from treadle import AsyncStore, DataError, Document, Store, UsageError
 from treadle.engine.deletes import Delete
 from treadle.engine.inserts import Insert
+from treadle.graph.calls import HierarchyRule, rule_of
 from treadle.graph.write import Write
-from treadle.patterns.tree import fields, placing, state
+from treadle.patterns.tree import inserts, writes
+from treadle.patterns.tree.inserts import Stated
 from treadle.patterns.tree.moves import Move
-from treadle.patterns.tree.removes import Remove
-from treadle.plan import find, find_one, unwind
+from treadle.patterns.tree.removes import Remove, RemoveAndLift, RemoveSubtree
+from treadle.plan import unwind
 from treadle.store import common
 
 SHAPE = {"r": {"a": {"a1": {"a2": {}}}, "b": {"b1": {}}, "leaf": {}}}
@@ -134,7 +137,6 @@ def permute(
             if first > lengths[0] or second > lengths[1]:
                 break
             database[model.__treadle__.collection].delete_many({})
-            database[state.COLLECTION].delete_many({})
             ids = plant(store, model, SHAPE)
             sides = [Side(store, work) for work in pair(store.graph.entry(model), ids)]
             for side, steps in zip(sides, (first, second), strict=True):
@@ -154,7 +156,7 @@ def permute(
 
 def placed(entry: Any, name: str, parent: Any) -> Insert[Any]:
     """The insert of a node below a parent."""
-    return Insert(entry, [entry.model(name=name)], {next(iter(entry.rules)): [parent]})
+    return Insert(entry, [entry.model(name=name)], {rule_of(entry, HierarchyRule): [Stated(parent)]})
 
 
 def moves_into_each_other(entry: Any, ids: Any) -> list[Write[Any]]:
@@ -170,7 +172,7 @@ def insert_and_delete(entry: Any, ids: Any) -> list[Write[Any]]:
 
 
 def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Write[Any]]:
-    return [placed(entry, "new", ids["a2"]), Remove(tree_of(entry), ids["a"], "subtree")]
+    return [placed(entry, "new", ids["a2"]), RemoveSubtree(tree_of(entry), ids["a"])]
 
 
 def insert_below_what_moves(entry: Any, ids: Any) -> list[Write[Any]]:
@@ -178,11 +180,11 @@ def insert_below_what_moves(entry: Any, ids: Any) -> list[Write[Any]]:
 
 
 def insert_below_what_is_lifted(entry: Any, ids: Any) -> list[Write[Any]]:
-    return [placed(entry, "new", ids["a1"]), Remove(tree_of(entry), ids["a1"], "lift")]
+    return [placed(entry, "new", ids["a1"]), RemoveAndLift(tree_of(entry), ids["a1"])]
 
 
 def move_out_of_what_goes(entry: Any, ids: Any) -> list[Write[Any]]:
-    return [Move(tree_of(entry), ids["a1"], ids["b"]), Remove(tree_of(entry), ids["a"], "subtree")]
+    return [Move(tree_of(entry), ids["a1"], ids["b"]), RemoveSubtree(tree_of(entry), ids["a"])]
 
 
 def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Write[Any]]:
@@ -223,7 +225,7 @@ def test_two_writes_in_any_order_leave_a_tree(client, database, model, pair):
 @pytest.mark.parametrize(
     "pair", [insert_below_what_moves, moves_into_each_other], ids=lambda pair: pair.__name__
 )
-@pytest.mark.parametrize("model", [PathedUp, Turning, Counted], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", [PathedUp, Counted], ids=lambda model: model.__name__)
 def test_two_writes_with_several_representations_or_patterns(client, database, model, pair):
     outcomes = permute(client, database, model, pair, stride=7)
     assert [] == [findings for findings, _ in outcomes if findings]
@@ -234,24 +236,18 @@ def test_two_writes_with_several_representations_or_patterns(client, database, m
 
 def test_without_a_shared_write_two_moves_make_a_cycle(client, database, monkeypatch):
     """In snapshot isolation both commit: they write different documents."""
-
-    def only_look(tree):
-        return ((yield from find_one(state.COLLECTION, {"_id": tree.entry.collection})) or {}).get("owed")
-
-    monkeypatch.setattr(state, "lock", only_look)
+    monkeypatch.setattr(writes, "lock", lambda tree: iter(()))
     outcomes = permute(client, database, Parented, moves_into_each_other, stride=2)
     assert any(findings for findings, _ in outcomes)
 
 
 @pytest.mark.parametrize("model", [Array, Parented], ids=lambda model: model.__name__)
 def test_without_a_write_of_the_parent_an_insert_is_orphaned(client, database, model, monkeypatch):
-    def only_look(tree, keys, look_only=False):
-        found = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, tree.projection)
-        if keys and not found:
-            raise fields.parent_missing(tree, keys[0])
-        return {each["_id"]: each for each in found}
+    def only_look(tree, keys):
+        parents = yield from tree.find({"_id": {"$in": list(keys)}}, tree.projection)
+        return writes.require_parents(tree, keys, parents)
 
-    monkeypatch.setattr(placing, "hold_parents", only_look)
+    monkeypatch.setattr(inserts, "lock_parents", only_look)
     outcomes = permute(client, database, model, insert_and_delete, stride=2)
     assert any(findings for findings, _ in outcomes)
 
@@ -290,10 +286,10 @@ def check(store: Store, model: type[Document], inserted: int, removed: int) -> N
     assert store.count(model) == reached
 
 
-@pytest.mark.parametrize("small", [False, True], ids=["whole", "chunked"])
 @pytest.mark.parametrize("model", [*FOUR, PathedUp], ids=lambda model: model.__name__)
-def test_threads_that_move_insert_and_remove_leave_a_tree(server, database, model, small):
-    """Each thread has a store of its own, as processes would."""
+def test_threads_that_move_insert_and_remove_leave_a_tree(server, database, model, constants):
+    """Each thread has a store of its own, as processes would; subtrees are removed in steps."""
+    constants(tree_remove_step=2)
     store = Store(database, [model])
     store.setup()
     tree = store.tree(model)
@@ -306,7 +302,7 @@ def test_threads_that_move_insert_and_remove_leave_a_tree(server, database, mode
 
     def write(seed: int) -> None:
         with MongoClient[Any](server.uri) as own:
-            mine = Store(own[database.name], [model], limits=forest.SMALL if small else None).tree(model)
+            mine = Store(own[database.name], [model]).tree(model)
             barrier.wait()
             for call, arguments in history(random.Random(seed), ids, model):
                 try:
@@ -367,3 +363,38 @@ def test_inserts_that_share_a_commit_keep_their_own_parents(database):
     works = [placed(entry, "said", root.id), Insert(entry, [Parented(name="held", parent_id=root.id)])]
     store.runner.run(store.write_path.commit(works))
     assert {"said", "held"} == {each.name for each in store.tree(Parented).children(root.id)}
+
+
+@pytest.mark.parametrize("model", [Array, PathedUp], ids=lambda model: model.__name__)
+def test_writers_continue_while_a_tree_gets_its_lines(database, model):
+    """Parents that Treadle never saw get arrays or paths, while threads insert and move."""
+    nodes = [{"_id": ObjectId(), "name": str(number)} for number in range(80)]
+    for number, node in enumerate(nodes):
+        node["parent_id"] = nodes[(number - 1) // 3]["_id"] if number else None
+    database[model.__treadle__.collection].insert_many(nodes)
+    store = Store(database, [model])
+    store.setup()
+    done = threading.Event()
+    errors: list[BaseException] = []
+
+    def write(start: int) -> None:
+        tree = Store(database, [model]).tree(model)
+        number = start
+        while not done.is_set() or number < start + 200:
+            number += 50
+            try:
+                tree.insert(model(name=f"new {number}"), nodes[number % 80]["_id"])
+                tree.move(nodes[60 + number % 20]["_id"], nodes[number % 7]["_id"])
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=write, args=(start,)) for start in (1, 2)]
+    for thread in threads:
+        thread.start()
+    store.rebuild(model)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert [] == errors
+    assert [] == store.verify()

@@ -15,14 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.kit.tiers import IS_FULL
 from tests.patterns.tree import forest
-from tests.patterns.tree.forest import ALL, Listed, Oracle, Pathed, PathedUp, Turning, key, make
+from tests.patterns.tree.forest import ALL, Listed, Oracle, Pathed, PathedUp, key, make
 from treadle import DataError, Document, UsageError
 
 WIDE = os.environ.get("TREADLE_HYPOTHESIS") == "wide"
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("TREADLE_SHRINK") else [Phase.generate]
 NODES = 9
-# So many nodes go at once.
-SIZES = [2, 2000]
 
 numbers = st.integers(1, NODES)
 maybe = st.sampled_from([None, *range(1, NODES + 1)])
@@ -34,7 +32,7 @@ segments = st.sampled_from(["a", "ab", "a.b", "aXb", "ü|", "$a", "a b", "^", "%
 class World:
     """Where a machine runs. Hypothesis looks at a machine's attributes, and a database has them all."""
 
-    stores: dict[int, Any]
+    store: Any
     database: Any
 
 
@@ -63,10 +61,9 @@ class TreeMachine(RuleBasedStateMachine):
             yield
         assert caught.value.code in codes
 
-    @initialize(size=st.sampled_from(SIZES))
-    def begin(self, size):
-        self.size = size
-        self.store = self.world.stores[size]
+    @initialize()
+    def begin(self):
+        self.store = self.world.store
         self.tree = self.store.tree(self.model)
         # Not from nothing: most histories would else be about nodes that are not there.
         for number, parent in ((1, None), (2, 1), (3, 2), (4, 2), (5, 1)):
@@ -105,7 +102,7 @@ class TreeMachine(RuleBasedStateMachine):
         nodes, plan = {}, []
         for at, number in enumerate(chosen):
             among = [self.id(each) for each in chosen[:at]]
-            known = [] if self.model in (Listed, Turning) else list(self.oracle.parents)
+            known = [] if self.model is Listed else list(self.oracle.parents)
             parent = chance.choice([None, *among, *known])
             name = f"n{number}"
             nodes[self.id(number)] = make(self.model, number, name)
@@ -126,12 +123,6 @@ class TreeMachine(RuleBasedStateMachine):
         chance.shuffle(listed)
         stored = self.store.insert_many(listed)
         assert [each.id for each in listed] == [each.id for each in stored]
-        if self.model is Turning:
-            # Siblings come in the order in which they were given.
-            for parent in [None, *nodes]:
-                given = [each.id for each in listed if each.id in self.oracle.order[parent]]
-                kept = [each for each in self.oracle.order[parent] if each not in given]
-                self.oracle.order[parent] = kept + given
 
     @rule(number=numbers, parent=maybe)
     def move(self, number, parent):
@@ -187,23 +178,12 @@ class TreeMachine(RuleBasedStateMachine):
 
     def lift(self, own: Any) -> None:
         parent, children = self.oracle.parents[own], self.oracle.order[own]
-        clash = any(self.oracle.taken(parent, self.oracle.names[each], own) for each in children)
-        # A child that is called as the node itself only fits when the node goes in the same transaction.
-        same = any(self.oracle.names[each] == self.oracle.names[own] for each in children)
-        small = self.size < NODES
-        if self.pathed and (clash or (same and small)):
+        if self.pathed and any(self.oracle.taken(parent, self.oracle.names[each], own) for each in children):
+            with self.refused("tree-segment-taken"):
+                self.tree.remove(own, children="lift")
             return
-        in_chunks = small and len(self.oracle.below(own)) > self.size
-        if small and self.model in (forest.Parented, Listed):
-            in_chunks = len(children) > self.size
         assert 1 == self.tree.remove(own, children="lift")
-        if in_chunks:
-            # One child after another, each to the end of the list.
-            for child in list(children):
-                self.oracle.move(child, parent)
-            self.oracle.drop(own)
-        else:
-            self.oracle.lift(own)
+        self.oracle.lift(own)
 
     @rule(number=numbers, name=segments)
     def rename(self, number, name):
@@ -265,7 +245,7 @@ class TreeMachine(RuleBasedStateMachine):
         parent = tree.parent(own)
         assert (above[-1] if above else None) == (parent and parent.id)
         assert sorted(oracle.order[own]) == [each.id for each in tree.children(own, sort="_id")]
-        if self.model in (Listed, Turning):
+        if self.model is Listed:
             assert oracle.order[own] == [each.id for each in tree.children(own)]
         below = {
             each
@@ -283,13 +263,14 @@ class TreeMachine(RuleBasedStateMachine):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
-def test_any_history_leaves_the_tree_of_the_oracle(model, run, database):
-    stores = {size: run.store([model], limits=forest.limits_of(size)) for size in SIZES}
-    stores[2].setup()
+def test_any_history_leaves_the_tree_of_the_oracle(model, run, database, constants):
+    # Small subtrees are removed in several steps, too.
+    constants(tree_remove_step=2, tree_batch=2, tree_graph_levels=2)
+    store = run.store([model])
+    store.setup()
     bound = type(
-        f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(stores, database)}
+        f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(store, database)}
     )
-    examples = 5 if IS_FULL else 1
     run_state_machine_as_test(
         bound,
         settings=settings(
@@ -297,7 +278,7 @@ def test_any_history_leaves_the_tree_of_the_oracle(model, run, database):
             derandomize=not WIDE,
             database=None,
             deadline=None,
-            max_examples=100 if WIDE else examples,
+            max_examples=100 if WIDE else 10 if IS_FULL else 2,
             stateful_step_count=25,
             suppress_health_check=list(HealthCheck),
         ),

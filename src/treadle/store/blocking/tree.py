@@ -19,7 +19,8 @@ from treadle.store.blocking.runner import Runner
 from treadle.store.blocking.writer import Writer
 
 if TYPE_CHECKING:
-    from treadle.patterns.tree import handle
+    from treadle.patterns.tree.calls import TreeCalls
+    from treadle.patterns.tree.reads import NodeReader
 
 D = TypeVar("D", bound=Document)
 Session = ClientSession | None
@@ -28,11 +29,11 @@ Session = ClientSession | None
 class Nodes(Results[D]):
     """The nodes that a tree streams; iterate it, once."""
 
-    def __init__(self, runner: Runner, reader: handle.Nodes[D], session: Session) -> None:
-        super().__init__(_stream(runner, reader, session))
+    def __init__(self, store: Writer, reader: NodeReader[D], session: Session) -> None:
+        super().__init__(_stream(store.runner, reader, store._within(session)))
 
 
-def _stream(runner: Runner, reader: handle.Nodes[D], session: Session) -> Generator[D]:
+def _stream(runner: Runner, reader: NodeReader[D], session: Session) -> Generator[D]:
     read = runner.call(reader.first(), session, answers=True)
     while read is not None:
         try:
@@ -58,27 +59,24 @@ class TreeHandle(Generic[D]):
 
     def __init__(self, store: Writer, model: type[D]) -> None:
         self._store = store
-        self._calls: handle.TreeHandle[D] = rule_of(store.graph.entry(model), HierarchyRule).calls(
-            store.write_path
-        )
+        rule = rule_of(store.graph.entry(model), HierarchyRule)
+        self._calls: TreeCalls[D] = rule.calls(store.write_path)
 
     # -- reading ----------------------------------------------------------------------
 
     def roots(self, sort: Sort | None = None, session: Session = None) -> Nodes[D]:
         """The nodes without a parent, streamed."""
-        return Nodes(self._store.runner, self._calls.roots(sort), self._store._within(session))
+        return Nodes(self._store, self._calls.roots(sort), session)
 
     def children(self, id: Any, sort: Sort | None = None, session: Session = None) -> Nodes[D]:
         """The nodes right below one, streamed."""
-        return Nodes(self._store.runner, self._calls.children(id, sort), self._store._within(session))
+        return Nodes(self._store, self._calls.children(id, sort), session)
 
     def descendants(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
     ) -> Nodes[D]:
         """All nodes below one, streamed; `max_depth=1` means children."""
-        return Nodes(
-            self._store.runner, self._calls.descendants(id, max_depth, sort), self._store._within(session)
-        )
+        return Nodes(self._store, self._calls.descendants(id, max_depth, sort), session)
 
     def nested(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
@@ -130,5 +128,5 @@ class TreeHandle(Generic[D]):
         return self._store._write(self._calls.rename(id, segment), session)
 
     def remove(self, id: Any, children: Children = "refuse", session: Session = None) -> int:
-        """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
+        """Remove a node; returns the number of nodes removed. `children`: refuse, subtree or lift."""
         return self._store._write(self._calls.remove(id, children), session)

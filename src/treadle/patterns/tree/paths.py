@@ -1,4 +1,4 @@
-"""Materialized paths: `,company,engineering,` with the node's own segment last.
+"""Paths of nodes: `,company,engineering,` with the node's own segment last.
 
 A path begins and ends with the separator, so that no segment is taken for the
 beginning of another. Everything below a node is one range of the index: from
