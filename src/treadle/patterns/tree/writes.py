@@ -18,9 +18,8 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.engine.guards import guard
-from treadle.engine.pipelines import derivation, update_pipeline
+from treadle.engine.pipelines import TargetUpdate, derivation, store_derived, update_pipeline
 from treadle.engine.references import follow_own
-from treadle.engine.target_updates import TargetUpdate, store_derived
 from treadle.engine.version_upgrade import has_outdated, upgrade_stored
 from treadle.errors import DataError
 from treadle.graph.changes import Changes
