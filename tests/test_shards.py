@@ -2,6 +2,8 @@
 
 There is no mongos here. A command listener sees what would be sent to one, and
 a proxy refuses what one refuses.
+
+Covers: graph/shards
 """
 
 from __future__ import annotations

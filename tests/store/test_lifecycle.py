@@ -1,4 +1,7 @@
-"""revision=, soft_delete=, CreatedAt and UpdatedAt, on models of every kind."""
+"""revision=, soft_delete=, CreatedAt and UpdatedAt, on models of every kind.
+
+Covers: graph/lifecycle, engine/replaces, engine/deletes
+"""
 
 from __future__ import annotations
 

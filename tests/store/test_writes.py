@@ -1,4 +1,7 @@
-"""upsert, change, update's options, insert_many past refused documents, and the errors of writes."""
+"""upsert, change, update's options, insert_many past refused documents, and the errors of writes.
+
+Covers: engine/upserts, engine/document_layout
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ from treadle.engine.updates import EachWrite, UpdateMany, merges_by_id, merges_s
 from treadle.engine.version_upgrade import (
     upgrade_matching_upgraded,
     upgrade_possible,
-    upgraded,
 )
 from treadle.errors import DataError, UsageError
 from treadle.graph.batch import Batch
@@ -144,14 +143,8 @@ class Delete(_Delete, Write[D | None]):
         return (yield from self._current(raw))
 
     def _current(self, raw: Raw | None) -> Plan[Raw | None]:
-        """The deleted document in the current version."""
-        if raw is None:
-            return raw
-        try:
-            return (yield from upgraded(self.entry, [raw]))[0]
-        except DataError:
-            # A document that no migration can read can be deleted.
-            return raw
+        """Return the deleted document in the current version; as it is where no migration can read it."""
+        return None if raw is None else (yield from load_documents(self.entry, [raw]))[0]
 
     def apply(self, changes: Changes) -> Plan[Raw | None]:
         entry = self.entry

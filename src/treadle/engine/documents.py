@@ -309,11 +309,6 @@ def _undo(entry: ModelEntry, befores: Mapping[Any, Raw], afters: Iterable[Raw]) 
         before = befores.get(freeze(after["_id"]), after)
         changed = [name for name in {**before, **after} if _differs(before, after, (name,))]
         if changed:
-            as_left = {name: _equal_to(after, name) for name in changed}
+            as_left = {name: {"$eq": after.get(name)} for name in changed}
             values = {name: {"$literal": before[name]} if name in before else "$$REMOVE" for name in changed}
             yield from update_one(entry.collection, {**by_id(after["_id"]), **as_left}, [{"$set": values}])
-
-
-def _equal_to(document: Raw, name: str) -> Raw:
-    """The condition that a field is as in a document."""
-    return {"$eq": document[name]} if name in document else {"$exists": False}
