@@ -23,6 +23,9 @@ def codes_in_source() -> set[str]:
                 named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
                 defaults = [default for argument, default in named if argument.arg == "code"]
                 found |= {each.value for each in defaults if isinstance(each, ast.Constant)}
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").endswith("_code"):
+                # The code of a family of rules.
+                found |= {node.value.value} if isinstance(node.value, ast.Constant) else set()
             if not isinstance(node, ast.Call):
                 continue
             values = [keyword.value for keyword in node.keywords if keyword.arg == "code"]

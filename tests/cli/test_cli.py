@@ -18,7 +18,7 @@ ENTRY = "import sys; from treadle.cli import main; sys.exit(main())"
 
 VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
 VERBS |= {"archive", "run-due", "scan", "explain", "decide", "pause", "resume", "serve"}
-VERBS |= {"record", "trial", "plan", "apply", "prove", "undo"}
+VERBS |= {"record", "trial", "plan", "apply", "prove", "undo", "teardown"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])
@@ -29,7 +29,7 @@ def test_every_help_shows_an_example(arguments: tuple[str, ...]) -> None:
 
 
 def test_every_verb_is_in_this_list_of_helps() -> None:
-    """Whoever adds a verb finds the test above by this one."""
+    """A verb that is added is tested above."""
     named = [(command.name, command.callback) for command in app.registered_commands]
     assert VERBS == {name or callback.__name__ for name, callback in named if callback}
 

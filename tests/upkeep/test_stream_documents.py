@@ -215,8 +215,8 @@ def test_targets_that_others_write_all_the_time_are_brought_right(database):
     settled(store)
     real, spoilt = store.runner._perform, []
 
-    def perform(command: Any, session: Any) -> Any:
-        answer = real(command, session)
+    def perform(command: Any, session: Any, *rest: Any) -> Any:
+        answer = real(command, session, *rest)
         # Sources are counted outside the transaction, so that the moment of that is known.
         if isinstance(command, Outside) and session is not None and session.in_transaction:
             with contextlib.suppress(PyMongoError):

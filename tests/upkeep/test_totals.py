@@ -176,12 +176,12 @@ def test_sources_are_read_once_and_then_added(following):
     performed: list[Any] = []
     real = following.store.runner._perform
 
-    def perform(command: Any, session: Any) -> Any:
+    def perform(command: Any, *rest: Any) -> Any:
         if isinstance(command, Read) and command.collection == "sales":
             performed.append(command)
         if isinstance(command, DatabaseCommand) and command.document.get("aggregate") == "sales":
             performed.append(command)
-        return real(command, session)
+        return real(command, *rest)
 
     following.store.runner._perform = perform
     for amount in range(5):

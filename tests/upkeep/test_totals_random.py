@@ -70,16 +70,16 @@ class History:
         self._perform = store.runner._perform
         store.runner._perform = self.perform  # type: ignore[method-assign]
 
-    def perform(self, command: Any, session: Any) -> Any:
+    def perform(self, command: Any, *rest: Any) -> Any:
         """Let commands of the worker fail, before or after they were done."""
         if self.until_failure is None or isinstance(command, (Wait, Outside, IsInside)):
-            return self._perform(command, session)
+            return self._perform(command, *rest)
         self.until_failure -= 1
         if self.until_failure > 0:
-            return self._perform(command, session)
+            return self._perform(command, *rest)
         self.until_failure = None
         if self.chance.random() < 0.5:
-            self._perform(command, session)
+            self._perform(command, *rest)
         labels = {"errorLabels": self.chance.choice([[], ["TransientTransactionError"]])}
         raise AutoReconnect("the connection was lost", labels)
 

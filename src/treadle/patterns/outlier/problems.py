@@ -46,10 +46,13 @@ class CheckedArray(NamedTuple):
 def check_arrays(rule: StoredArray, owners: Sequence[Raw]) -> Plan[list[CheckedArray]]:
     """Return the problems of each owner. Owners are read up to one item beyond the limit, or whole."""
     pages = yield from _summarize_pages(rule, [each["_id"] for each in owners])
+    long = [each["_id"] for each in owners if len(rule.embedded(each)) > rule.limit]
+    lengths = yield from _count_embedded(rule, long)
     checked = []
     for owner in owners:
-        summary = pages.get(freeze(owner["_id"]), NO_PAGES)
-        problems = list_problems(rule, owner, summary)
+        key = freeze(owner["_id"])
+        summary = pages.get(key, NO_PAGES)
+        problems = list_problems(rule, owner, summary, lengths.get(key, len(rule.embedded(owner))))
         if rule.unique:
             repeated = yield from _find_repeated(rule, owner, summary)
             problems += [Problem(rule.path, repeated, [], repacks=True)] if repeated else []
@@ -62,13 +65,13 @@ def is_consistent(rule: StoredArray, owner: Raw) -> bool:
     count, last = value_at(owner, rule.count_path), value_at(owner, rule.last_path)
     overflowing = last is not None and _is_number(count)
     items = count - len(rule.embedded(owner)) if overflowing else 0
-    problems = list_problems(rule, owner, {"items": items, "last": last})
+    problems = list_problems(rule, owner, {"items": items, "last": last}, len(rule.embedded(owner)))
     return not any(problem.is_finding for problem in problems)
 
 
-def list_problems(rule: StoredArray, owner: Raw, pages: Raw) -> list[Problem]:
-    """Return the problems of one owner, given the summary of its pages."""
-    collection, embedded = rule.overflow.collection_name, rule.embedded(owner)
+def list_problems(rule: StoredArray, owner: Raw, pages: Raw, embedded: int) -> list[Problem]:
+    """Return the problems of one owner, given the summary of its pages and the length of its own part."""
+    collection = rule.overflow.collection_name
     if pages.get("other"):
         return [Problem(collection, f"{pages['other']} documents in another layout", "none", repacks=True)]
     problems = []
@@ -78,14 +81,13 @@ def list_problems(rule: StoredArray, owner: Raw, pages: Raw) -> list[Problem]:
     array = value_at(owner, rule.path)
     if not isinstance(array, list):
         problems.append(Problem(rule.path, array, [], repacks=True))
-    if len(embedded) > rule.limit:
-        # An array that was cut in reading does not tell the count.
-        text = f"at most {rule.limit} items"
-        return [*problems, Problem(rule.path, f"more than {rule.limit} items", text, repacks=True)]
-    if not problems and _is_loose(rule, len(embedded), pages):
+    if embedded > rule.limit:
+        expected = f"at most {rule.limit} items"
+        problems.append(Problem(rule.path, f"{embedded} items", expected, repacks=True))
+    if not problems and _is_loose(rule, embedded, pages):
         problems.append(Problem(rule.path, "loosely packed", "packed", repacks=True, is_finding=False))
     last = pages["last"] if pages["items"] > 0 else None
-    for path, expected in rule.bookkeeping(len(embedded) + pages["items"], last).items():
+    for path, expected in rule.bookkeeping(embedded + pages["items"], last).items():
         stored = value_at(owner, path)
         if not _is_right(rule, path, stored, expected):
             problems.append(Problem(path, stored, expected))
@@ -141,6 +143,15 @@ def _summarize_pages(rule: StoredArray, keys: Sequence[Any]) -> Plan[dict[Any, R
     stages = [{"$match": {overflow.owner: {"$in": list(keys)}}}, {"$replaceWith": page}, {"$group": group}]
     rows = yield from aggregate(overflow.collection_name, stages)
     return {freeze(row["_id"]): row for row in rows}
+
+
+def _count_embedded(rule: StoredArray, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
+    """Return by frozen id how many items these owners embed, of whom only the first were read."""
+    if not keys:
+        return {}
+    stages: list[Raw] = [{"$project": {"n": {"$size": f"${rule.path}"}}}]
+    rows = yield from rule.owners.group({"_id": {"$in": list(keys)}}, stages, reads=[rule.path])
+    return {freeze(row["_id"]): row["n"] for row in rows}
 
 
 def count_overflow(rule: StoredArray, key: Any) -> Plan[int]:
