@@ -68,34 +68,6 @@ def test_find_reads_every_page(store):
     assert list(range(350)) == [person.age for person in store.find(Person, sort="age")]
 
 
-def test_update_returns_the_document_after(store):
-    ann = store.insert(Person(name="Ann"))
-    after = store.update(Person, ann.id, {"$inc": {"age": 1}, "$set": {"wallet": decimal.Decimal("1.50")}})
-    assert (1, decimal.Decimal("1.50")) == (after.age, after.wallet)
-    assert store.update(Person, {"name": "Nobody"}, {"$set": {"age": 1}}) is None
-    assert 2 == store.update(Person, {"name": "Ann"}, [{"$set": {"age": {"$add": ["$age", 1]}}}]).age
-
-
-def test_replace_writes_the_whole_document(store):
-    ann = store.insert(Person(name="Ann", age=3))
-    replaced = store.replace(ann.model_copy(update={"name": "Anna"}))
-    assert replaced == store.get(Person, ann.id)
-    assert "Anna" == replaced.name
-
-
-def test_a_transaction_commits_or_aborts(store, database):
-    with store.transaction() as session:
-        ann = store.insert(Person(name="Ann"), session=session)
-        assert database.people.find_one(ann.id) is None
-        assert ann == store.get(Person, ann.id, session=session)
-        assert [ann] == list(store.find(Person, session=session))
-    assert ann == store.get(Person, ann.id)
-    with pytest.raises(ValueError, match="stop"), store.transaction() as session:
-        store.update(Person, ann.id, {"$set": {"age": 9}}, session=session)
-        raise ValueError("stop")
-    assert 0 == store.get(Person, ann.id).age
-
-
 def test_a_plain_pymongo_session_is_accepted(database):
     store = Store(database, [Person])
     with database.client.start_session() as session, session.start_transaction():

@@ -55,13 +55,13 @@ class AsyncReads(AsyncWriter):
         self, model: type[D], id: Any, session: Session = None, *, into: type[C] | None = None
     ) -> C | None:
         """The document with this id, or None."""
-        calls, card = self._calls(model), self._card(model, into)
-        if card is None and self._may_share(session):
+        calls = self._calls(model)
+        if into is None and self._may_share(session):
             command = calls.read_command(id)
             if command is not None:
                 raw = await self.runner.share(command)
                 return None if raw is None else calls.entry.codec.load(raw)
-        document: C | None = await self._read(calls.get(id, card), session)
+        document: C | None = await self._read(calls.get(id, self._card(model, into)), session)
         return document
 
     async def require(
