@@ -1,4 +1,7 @@
-"""Plans and runners, with the five traps of generators that drive I/O."""
+"""Plans and runners, with the five traps of generators that drive I/O.
+
+Covers: store/async_runner
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A caller's deadline bounds its call wherever it waits: for the server, for a lock, or behind others."""
+"""A caller's deadline bounds its call wherever it waits: for the server, for a lock, or behind others.
+
+Covers: store/call_context, store/common, plan/capabilities
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Commits whose replies are lost, or that are cut off: done once, told truly, and nobody else is held up."""
+"""Commits whose replies are lost, or that are cut off: done once, told truly, and nobody else is held up.
+
+Covers: store/async_runner, plan/server_errors
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """require, get_many, exists, distinct, into=, aggregate: reads beyond get and find.
 
-Covers: graph/query, engine/reads, engine/document_reads
+Covers: graph/query, engine/reads, engine/document_reads, store/async_reads, store/async_results
 """
 
 from __future__ import annotations

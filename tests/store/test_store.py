@@ -1,4 +1,7 @@
-"""The plain calls of the Store, on both shells."""
+"""The plain calls of the Store, on both shells.
+
+Covers: store/async_store, store/common
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A call that is refused half way inside a transaction: nothing of the transaction is committed."""
+"""A call that is refused half way inside a transaction: nothing of the transaction is committed.
+
+Covers: store/call_context
+"""
 
 from __future__ import annotations
 

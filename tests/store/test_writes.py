@@ -1,6 +1,6 @@
 """upsert, change, update's options, insert_many past refused documents, and the errors of writes.
 
-Covers: engine/upserts, engine/document_layout
+Covers: engine/upserts, engine/document_layout, store/async_writer
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `Crowd` holds the lane of a kind of calls as if the first were under way,
 until all callers queue behind it; so that who goes with whom is no accident.
+
+Covers: store/shared_commands
 """
 
 from __future__ import annotations
