@@ -194,23 +194,25 @@ class LinksRule(ExpectedRule, RelatingRule):
 
     def _write(self, documents: Sequence[Raw], moves: _Moves, ledger: Changes) -> Plan[None]:
         """Add and remove links in the documents at the other ends."""
-        entry, operations, keys = self.target, [], []
-        for document in documents:
-            key, own = freeze(document["_id"]), self.links(document)
-            come = [each for each in moves.joining.get(key, ()) if freeze(each) not in own]
-            left = [each for each in [*moves.leaving.get(key, ()), *moves.gone] if freeze(each) in own]
-            if left:
-                # Another operator of the same field; one update takes one of them.
-                operations.append(UpdateOne(by_id(document["_id"]), {"$pull": {self.field: {"$in": left}}}))
-            if come or left or key in moves.joining:
-                operations.append(UpdateOne(by_id(document["_id"]), self._update(document, come, left)))
-                keys.append(document["_id"])
-        if not operations:
+        entry = self.target
+        updates = {freeze(each["_id"]): self._updates(each, moves) for each in documents}
+        befores = {key: each for each in documents if updates[key := freeze(each["_id"])]}
+        if not befores:
             return
-        yield from bulk_write(entry.collection, operations)
-        before = {freeze(each["_id"]): each for each in documents}
-        afters = yield from by_ids(entry.collection, keys)
-        yield from ledger.add(entry, [(before[key], after) for key, after in afters.items()])
+        yield from bulk_write(entry.collection, [each for some in updates.values() for each in some])
+        afters = yield from by_ids(entry.collection, [each["_id"] for each in befores.values()])
+        yield from ledger.add(entry, [(befores[key], after) for key, after in afters.items()])
+
+    def _updates(self, document: Raw, moves: _Moves) -> list[UpdateOne]:
+        """Return the updates of one document at the other end."""
+        key, own, chosen = freeze(document["_id"]), self.links(document), by_id(document["_id"])
+        come = [each for each in moves.joining.get(key, ()) if freeze(each) not in own]
+        left = [each for each in [*moves.leaving.get(key, ()), *moves.gone] if freeze(each) in own]
+        if not come and not left and key not in moves.joining:
+            return []
+        # Another operator of the same field; one update takes one of them.
+        pull = [UpdateOne(chosen, {"$pull": {self.field: {"$in": left}}})] if left else []
+        return [*pull, UpdateOne(chosen, self._update(document, come, left))]
 
     def _update(self, document: Raw, come: list[Any], left: list[Any]) -> Any:
         """Return the update of a document at the other end, for the links that come and those that left."""

@@ -181,23 +181,22 @@ def record(rules: HistoryRows, changes: Sequence[Change], ledger: Changes) -> Pl
 
 def _end_deleted(rules: HistoryRows, changes: Sequence[Change]) -> Plan[list[Change]]:
     """End the open rows of deleted documents, which need not be read. Returns the other changes."""
-    deleted = [each for each in changes if _own(rules, each.after) is None]
-    if not deleted:
-        return list(changes)
-    chosen: Raw = {"document_id": {"$in": [each.id for each in deleted]}, **OPEN}
-    without_row: set[Any] = set()
-    if len(deleted) > 1:
+    deleted = {freeze(each.id): each.id for each in changes if _own(rules, each.after) is None}
+    ended = (yield from _end_unread(rules, deleted)) if deleted else set[Any]()
+    return [each for each in changes if freeze(each.id) not in ended]
+
+
+def _end_unread(rules: HistoryRows, ids: dict[Any, Any]) -> Plan[set[Any]]:
+    """End the open rows of documents, given by frozen id. Returns the frozen ids of those that had one."""
+    ended = set(ids)
+    chosen: Raw = {"document_id": {"$in": list(ids.values())}, **OPEN}
+    if len(ids) > 1:
         rows = yield from find(rules.rows_collection, chosen, {"document_id": 1})
-        without_row = {freeze(each.id) for each in deleted} - {freeze(row["document_id"]) for row in rows}
+        ended = {freeze(row["document_id"]) for row in rows}
         chosen = {"_id": {"$in": [row["_id"] for row in rows]}}
-    end = {"$max": [NOW, {"$add": ["$valid_from", 1]}]}
-    ended = yield from update_many(
-        rules.rows_collection, chosen, [{"$set": {"valid_to": end, "deleted": True}}]
-    )
-    if len(deleted) == 1 and not ended.matched_count:
-        without_row = {freeze(deleted[0].id)}
-    done = {freeze(each.id) for each in deleted} - without_row
-    return [each for each in changes if freeze(each.id) not in done]
+    sets = {"valid_to": {"$max": [NOW, {"$add": ["$valid_from", 1]}]}, "deleted": True}
+    result = yield from update_many(rules.rows_collection, chosen, [{"$set": sets}])
+    return ended if result.matched_count else set()
 
 
 def _tracks_before(rules: HistoryRows, changes: Sequence[Change], ledger: Changes) -> Plan[dict[Any, Track]]:
