@@ -18,6 +18,7 @@ from treadle.graph.query import Query
 from treadle.model.bson_types import check_batch
 from treadle.model.document import Document
 from treadle.patterns.bucket import reading, series
+from treadle.patterns.bucket.bucket_document import readings_of
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.query import ReadingQuery, identify, split_filter
 from treadle.patterns.bucket.setup import flat_view
@@ -26,6 +27,7 @@ from treadle.patterns.bucket.updates import Change, Pair, Picked, compile_update
 from treadle.patterns.bucket.verify import BucketUpkeep
 from treadle.plan import Plan, Raw, Read, find_one
 from treadle.query.filters import Sort
+from treadle.query.keys import same_key
 from treadle.query.updates import parse_update
 
 D = TypeVar("D", bound=Document)
@@ -70,10 +72,10 @@ class BucketLayout(BucketUpkeep[D]):
         bucket_filter[f"{spec.names.readings}.{unique.stored}"] = {"$eq": raw[unique.stored]}
         for collection in spec.collections:
             bucket = yield from find_one(collection, bucket_filter)
-            for each in [] if bucket is None else bucket[spec.names.readings]:
-                if each.get(unique.stored) == raw[unique.stored]:
-                    document = self.entry.codec.load(spec.to_reading(bucket or {}, each))
-                    return document
+            for each in [] if bucket is None else readings_of(spec, bucket):
+                if same_key(each.get(unique.stored), raw[unique.stored]):
+                    first: D = self.entry.codec.load(spec.to_reading(bucket or {}, each))
+                    return first
         return None
 
     def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:

@@ -57,6 +57,9 @@ def split_filter(spec: Spec, filter: Any) -> ReadingQuery:
     cleaned = parse_filter(spec.entry.paths.fields, filter)
     refuse_operators(cleaned, _REFUSED, "cannot be used on readings in buckets", "filter-invalid")
     query, parts, rest = _split(spec, cleaned)
+    if query.ids:
+        counts = [count for _, count in query.ids]
+        query = replace(query, times=narrowed(query.times, (min(counts), max(counts))))
     if rest and not spec.stores_id:
         _refuse_ids(rest)
     parts += times_filter(spec, query.times) + _id_buckets(spec, query.ids)
@@ -213,16 +216,13 @@ def _id_buckets(spec: Spec, ids: frozenset[tuple[int, int]] | None) -> list[Raw]
     """Return conditions for the buckets that may hold readings with these ids."""
     if ids is None:
         return []
-    branches: list[Raw] = []
-    for count in {count for _, count in ids}:
-        try:
-            at = {f"{spec.names.readings}.{spec.time.stored}": to_datetime(count)}
-            branches.append({"$and": [*times_filter(spec, (count, count)), at]})
-        except OverflowError:
-            # An ObjectId from elsewhere; no reading has such a time.
-            continue
-    if not branches:
+    if not ids:
         return [_NOTHING]
+    held = f"{spec.names.readings}.{spec.time.stored}"
+    branches = [
+        {"$and": [*times_filter(spec, (count, count)), {held: to_datetime(count)}]}
+        for count in {count for _, count in ids}
+    ]
     # The index begins with the series, which is unknown; this lets the server skip from one to the next.
     every = [{name: {"$gte": MinKey()}} for name in spec.key_names]
     return [*every, {"$or": branches}]

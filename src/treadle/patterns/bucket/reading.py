@@ -79,6 +79,11 @@ class Reader:
         ordered = [name for name in (*self.spec.key_names, self.spec.time.stored) if name in ties]
         return [*self._keys, *((name, 1) for name in ordered)]
 
+    @property
+    def is_by_id(self) -> bool:
+        """Whether it asks for readings by their derived ids, of which there are few."""
+        return self._query.ids is not None
+
     def stages(self, *choice: Raw) -> list[Raw]:
         """Return the pipeline; `choice` are stages that choose among the buckets, in their order."""
         stages: list[Raw] = [{"$match": self._query.buckets}]
@@ -314,7 +319,7 @@ class ArchiveReader:
 
 def first(reader: Reader) -> Plan[Any]:
     """Return the first reading, or None; by time, from as few buckets as can tell."""
-    if reader.time_order is None:
+    if reader.time_order is None or reader.is_by_id:
         rows = yield reader.command
         return next(iter((yield from reader.take(rows, True))), None)
     passed, number = 0, BUCKETS_FIRST

@@ -46,6 +46,7 @@ MONDAY = 4 * 24 * 3600 * 1000
 HASH_BITS = 47
 TIME_BITS = 49
 YEAR_ONE = 62_135_596_800_000
+YEAR_LAST = 253_402_300_799_999
 # In the place of an id that a reading will not keep.
 ANY_ID = ObjectId(b"\0" * 12)
 
@@ -296,7 +297,9 @@ def decode_id(identity: Any) -> tuple[int, int] | None:
     if not isinstance(identity, ObjectId):
         return None
     number = int.from_bytes(identity.binary, "big")
-    return number >> TIME_BITS, (number & ((1 << TIME_BITS) - 1)) - YEAR_ONE
+    count = (number & ((1 << TIME_BITS) - 1)) - YEAR_ONE
+    # The time of an ObjectId from elsewhere may be beyond Python's years.
+    return (number >> TIME_BITS, count) if count <= YEAR_LAST else None
 
 
 def as_tuple(names: FieldNames) -> tuple[str, ...]:
