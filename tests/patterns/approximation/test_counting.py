@@ -62,35 +62,20 @@ def test_a_tail_is_written_in_time(run, database, field):
     counter.close()
 
 
-def test_amounts_and_several_ids_at_once(run, database, field):
-    store = store_of(run, 1, 2, 3)
-    counter = store.counter(Product, field)
-    counter.add(1, 4)
-    counter.add(1, -1)
-    counter.add_many({2: 2, 3: 1})
-    assert {1: 3, 2: 2, 3: 1} == counter.pending()
-    counter.add_many({1: 100, 2: 200})
-    assert [103, 202, 1] == [stored(database, field, key) for key in (1, 2, 3)]
-
-
-def test_the_context_manager_flushes(run, database, field):
+def test_the_context_manager_and_closing_the_store_flush(run, database, field):
     store = store_of(run)
     with store.counter(Product, field) as counter:
         counter.add(1, 2)
     assert 2 == stored(database, field)
+    store.counter(Product, field).add(1, 3)
+    store.close()
+    assert 5 == stored(database, field)
 
 
 def test_the_same_counter_is_shared_by_the_whole_store(run):
     store = store_of(run)
     store.counter(Product, "views").add(1)
     assert {1: 1} == store.counter(Product, "views").pending()
-
-
-def test_closing_the_store_flushes(run, database, field):
-    store = store_of(run)
-    store.counter(Product, field).add(1, 3)
-    store.close()
-    assert 3 == stored(database, field)
 
 
 def test_decimals_are_exact(run, database):

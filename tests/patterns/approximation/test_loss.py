@@ -185,15 +185,6 @@ def test_two_stores_upsert_the_same_documents(database):
     assert 80 == sum(page.approximate_metrics.view_count for page in stores[0].find(Page))
 
 
-def test_the_time_of_the_flush_is_stored(run, database):
-    store = store_of(run)
-    counter = store.counter(Product, "likes")
-    counter.add(1)
-    assert stored(database, "last_flushed") is None
-    counter.flush()
-    assert isinstance(stored(database, "last_flushed"), datetime)
-
-
 # -- faults ------------------------------------------------------------------------------------------
 
 

@@ -88,31 +88,11 @@ def test_what_is_pending_is_written_at_exit(server, posts):
     assert 3 == views(posts)
 
 
-def test_what_is_pending_is_written_on_sigterm(server, posts):
-    process = script(server, posts, "wait_for_a_signal()")
-    assert process.stdout is not None
-    assert "ready" == process.stdout.readline().strip()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=SECONDS_MAX)
-    assert 143 == process.returncode
-    assert 3 == views(posts)
-
-
-def test_a_handler_that_was_there_is_left_alone(server, posts):
-    first = """
+EARLIER = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 """
-    process = script(server, posts, "wait_for_a_signal()", first=first)
-    assert process.stdout is not None
-    assert "ready" == process.stdout.readline().strip()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=SECONDS_MAX)
-    assert (7, 3) == (process.returncode, views(posts))
-
-
-def test_a_handler_that_comes_later_can_call_the_one_it_replaced(server, posts):
-    body = """
+LATER = """
 import signal
 
 def last_words(number, frame):
@@ -120,14 +100,24 @@ def last_words(number, frame):
     earlier(number, frame)
 
 earlier = signal.signal(signal.SIGTERM, last_words)
-wait_for_a_signal()
 """
-    process = script(server, posts, textwrap.indent(body, "    "))
+# Code before the counter is made, and after it; the exit status, and what is printed.
+HANDLERS = {
+    "none": ("", "", 143, ""),
+    "one that was there": (EARLIER, "", 7, ""),
+    "one that calls the one it replaced": ("", LATER, 143, "bye"),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_what_is_pending_is_written_on_sigterm(server, posts, handler):
+    first, then, status, words = HANDLERS[handler]
+    process = script(server, posts, f"{then}wait_for_a_signal()\n", first=first)
     assert process.stdout is not None
     assert "ready" == process.stdout.readline().strip()
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=SECONDS_MAX)
-    assert ("bye", 143, 3) == (output.strip(), process.returncode, views(posts))
+    assert (words, status, 3) == (output.strip(), process.returncode, views(posts))
 
 
 def test_a_forked_child_begins_with_an_empty_buffer(server, posts):
