@@ -1,8 +1,8 @@
 """The values of aggregates from scratch: what every difference must equal.
 
-Rules that agree in their sources share one `$group` (`Fold`). Those sources of
-a single target that decide an extreme, or are first in an order, are found by
-an index before.
+Rules that agree in their sources share one `$group` (`Fold`). The sources of a
+single target that decide an extreme, and those that are first in an order, are
+found by an index, so that the others are not read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from treadle.engine.guards import guard_arrivals
 from treadle.graph.aggregate import Aggregate, State
 from treadle.graph.derived import DerivedRule, source_paths
 from treadle.graph.model_entry import ModelEntry
-from treadle.graph.scope import beside
+from treadle.graph.scope import Seek, beside
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.plan import Plan, Raw, find
+from treadle.plan import Plan, Raw, find, server_facts
 from treadle.query.keys import KEY, distinct, freeze, freeze_all
 from treadle.query.paths import put
 
@@ -101,7 +101,9 @@ def _add_values(rules: Sequence[DerivedRule], keys: Sequence[Any], values: Value
         rule = fold.rules[0]
         own = beside(rule.match.condition(keys), rule.condition)
         reads, keep = source_paths(fold.rules), _contributing(rule, keys)
-        states = fold.by_key((yield from rule.source.sources.group(own, stages, reads=reads, keep=keep)))
+        seek = (yield from _seek(fold, keys)) if rule.aggregate.is_ranked else None
+        rows = yield from rule.source.sources.group(own, stages, reads=reads, keep=keep, seek=seek)
+        states = fold.by_key(rows)
         for key, parts in values.items():
             parts.update(fold.finish(states.get(key)))
 
@@ -117,6 +119,19 @@ def _groupings(rules: Sequence[DerivedRule], keys: Sequence[Any]) -> Iterator[tu
         rules = [rule for rule in rules if rule.first is None]
     for fold in folds_of(rules):
         yield fold, fold.stages(keys)
+
+
+def _seek(fold: Fold, keys: Sequence[Any]) -> Plan[Seek | None]:
+    """Return how the first sources of many targets are found by an index; None where they are not."""
+    rule = fold.rules[0]
+    # A `$lookup` reaches no shards in a transaction.
+    is_sharded = any(each.model.__treadle__.shard_key for each in (rule.source, rule.target))
+    if len(keys) == 1 or rule.first is None or rule.unit or is_sharded:
+        return None
+    if (yield from server_facts()).sharded:
+        return None
+    row = {"$group": {"_id": None, **fold.accumulators}}
+    return Seek(rule.match.path, keys, rule.condition, [*rule.first, row])
 
 
 def _contributing(rule: DerivedRule, keys: Sequence[Any]) -> Callable[[Raw], bool] | None:
@@ -192,6 +207,7 @@ def folds_of(rules: Iterable[DerivedRule]) -> list[Fold]:
     """Return the folds that compute some rules, each over the sources that its rules agree in."""
     by_sources: dict[Any, list[DerivedRule]] = {}
     for rule in rules:
-        key = rule.group_key if rule.aggregate.grouping() is None else rule
+        is_alone = rule.aggregate.grouping() is not None or rule.aggregate.is_ranked
+        key = rule if is_alone else rule.group_key
         by_sources.setdefault(key, []).append(rule)
     return [Fold(together, f"f{number}_") for number, together in enumerate(by_sources.values())]

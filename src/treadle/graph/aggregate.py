@@ -162,6 +162,11 @@ class Aggregate(ABC):
         """
         return None
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether few of many sources count, which `first` finds for each target."""
+        return False
+
     def index_keys(self) -> list[tuple[str, int]]:
         """Return what follows the key of the target in the index that gives the order of `first`."""
         return []
@@ -562,6 +567,10 @@ class FirstDocuments(Ranked):
 
     def first(self) -> list[Raw]:
         return [{"$sort": dict(self.sort)}, {"$limit": self.size}]
+
+    @property
+    def is_ranked(self) -> bool:
+        return True
 
     def index_keys(self) -> list[tuple[str, int]]:
         return self.sort

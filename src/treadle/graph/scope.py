@@ -23,7 +23,7 @@ from treadle.graph.stored_pages import matching, quarantine_quietly, readable_pa
 from treadle.graph.versions import Divided, VersionChain, command_chunks, given
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.decoding import Unreadable
-from treadle.query.keys import freeze
+from treadle.query.keys import KEY, freeze
 
 # The ids of documents that were quarantined, with the reasons.
 Failed: TypeAlias = list[tuple[Any, str]]
@@ -31,6 +31,8 @@ Role: TypeAlias = Literal["targets", "sources", "everything", "deleted"]
 # The names of the conditions.
 KIND = "kind"
 ACTIVE = "active"
+# The rows of one key, in the pipeline of a `Seek`.
+ROWS = "__treadle_rows"
 NO_FILTER: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -68,6 +70,18 @@ class ScopePage:
     # The id of the last stored document, in a list; None at the end.
     last: list[Any] | None
     failed: Failed = field(default_factory=list)
+
+
+class Seek(NamedTuple):
+    """Keys whose documents are found by an index, key by key, within one command.
+
+    `stages` leave the documents that count of one key, and give one row of them.
+    """
+
+    path: str
+    keys: Sequence[Any]
+    own: Raw
+    stages: Sequence[Raw]
 
 
 @dataclass(eq=False, repr=False)
@@ -272,12 +286,14 @@ class Scope:
         reads: Iterable[str] | None = None,
         outdated: Sequence[Raw] | None = None,
         keep: Callable[[Raw], bool] | None = None,
+        seek: Seek | None = None,
     ) -> Plan[list[Raw]]:
         """Return the rows that stages give for what matches: a set for each part, which the caller merges.
 
         `reads` are the paths that the stages read, None for any. With outdated
         documents a part is a page of these, of which `outdated` are the
-        stages, if they differ, and `keep` says which may match.
+        stages, if they differ, and `keep` says which may match. With `seek`
+        current documents are found by it.
         """
         splits, condition = self.splits(own, reads), self.filter(own)
         current = beside(self.versions.current_only, condition) if splits else condition
@@ -289,10 +305,24 @@ class Scope:
             rows.extend((yield from self.evaluate(chosen, upgraded)))
 
         for collection in self.collections:
-            rows += yield from aggregate(collection, [*([{"$match": current}] if current else []), *stages])
+            match = [{"$match": current}] if current else []
+            pipeline = [*match, *stages] if seek is None else self._seek(collection, seek, splits)
+            rows += yield from aggregate(collection, pipeline)
             if splits:
                 yield from self._each_outdated(collection, divided.stored, visit)
         return rows
+
+    def _seek(self, collection: str, seek: Seek, splits: bool) -> list[Raw]:
+        """Return the pipeline that gives a row for each key which current documents hold."""
+        current = self.current(seek.own) if splits else self.filter(seek.own)
+        inner = [*([{"$match": current}] if current else []), *seek.stages]
+        join = {"from": collection, "localField": KEY, "foreignField": seek.path, "pipeline": inner}
+        return [
+            *given([{KEY: key} for key in seek.keys]),
+            {"$lookup": {**join, "as": ROWS}},
+            {"$unwind": f"${ROWS}"},
+            {"$replaceWith": {"$mergeObjects": [f"${ROWS}", {"_id": f"${KEY}"}]}},
+        ]
 
     def evaluate(self, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
         """Return the rows that stages give for documents at hand, whether or not this scope sees them."""
