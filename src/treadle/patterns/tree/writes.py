@@ -17,7 +17,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.guards import guard
+from treadle.engine.guards import GUARDS
 from treadle.engine.pipelines import TargetUpdate, derivation, store_derived, update_pipeline
 from treadle.engine.references import follow_own
 from treadle.engine.version_upgrade import has_outdated, upgrade_stored
@@ -26,7 +26,7 @@ from treadle.graph.changes import Changes
 from treadle.graph.rule import REVISION
 from treadle.patterns.tree.reads import lineage
 from treadle.patterns.tree.tree import Tree
-from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
+from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many, update_one
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
 from treadle.query.keys import freeze
 from treadle.query.paths import overlap, put
@@ -39,7 +39,8 @@ BUMP_REVISION: Raw = {"$inc": {REVISION: 1}}
 
 def lock(tree: Tree) -> Plan[None]:
     """Conflict with all other moves and removals in this tree until the transaction ends."""
-    yield from guard(f"{tree.collection}:tree", [None])
+    chosen = {"_id": f"{tree.collection}:tree"}
+    yield from update_one(GUARDS, chosen, {"$inc": {"n": 1}}, upsert=True)
 
 
 def lock_node(tree: Tree, key: Any, changes: Changes) -> Plan[Raw]:
