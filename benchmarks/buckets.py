@@ -38,12 +38,13 @@ _serial = count()
 
 
 def model(collection: str, **keywords: Any) -> type[Document]:
-    class Reading(Document, collection=collection, **keywords):
-        sensor_id: int
-        ts: dt.datetime
-        temp: float
-
-    return Reading
+    """Make a model of readings with a name of its own."""
+    fields = {"sensor_id": int, "ts": dt.datetime, "temp": float}
+    namespace = {"__annotations__": fields, "__module__": __name__}
+    made: type[Document] = type(Document)(
+        f"{collection.title()}Reading", (Document,), namespace, collection=collection, **keywords
+    )
+    return made
 
 
 def rows(minutes: int, sensors: int = SENSORS) -> list[Row]:
