@@ -24,7 +24,6 @@ from treadle.patterns.tree.writes import (
     is_followed,
     lock_node,
     lock_parents,
-    segment_errors,
     update_all,
     update_each,
     with_line,
@@ -115,7 +114,7 @@ class Move(Write[D]):
             values[tree.representation.segment] = self.segment
         values |= tree.representation.place(node, parent)
         sets = {path: {"$literal": value} for path, value in values.items()} | stamp_expressions(entry)
-        with segment_errors(tree), translated(tree.name, [values]):
+        with translated(tree.name, [values], entry):
             after = yield from find_one_and_update(
                 tree.collection, by_id(self.key), update_pipeline(entry, sets, {})
             )

@@ -111,9 +111,8 @@ class Representation:
     # The fields that an insert may set: the parent's id, and the node's own part of its path.
     parent: str | None = None
     segment: str | None = None
-    # The field with the path, which no two nodes share; the field with the list of children.
+    # The field with the path, which no two nodes share.
     path: str | None = None
-    children: str | None = None
     # Whether all descendants of a node meet one filter; else `$graphLookup` follows the links.
     is_ranged = False
     # Whether a node must be read before those below it can be.

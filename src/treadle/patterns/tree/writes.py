@@ -10,13 +10,13 @@ wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.engine.documents import translated
 from treadle.engine.guards import GUARDS
 from treadle.engine.pipelines import TargetUpdate, derivation, store_derived, update_pipeline
 from treadle.engine.references import follow_own
@@ -124,15 +124,14 @@ def update_each(tree: Tree, updates: Sequence[tuple[Any, Raw]], changes: Changes
         condition = {"_id": {"$in": [key for key, _ in updates]}}
         paths = {path for _, sets in updates for path in sets}
         storing = store_derived(tree.entry, [TargetUpdate(key, sets) for key, sets in updates])
-        with segment_errors(tree):
-            yield from _update(tree, condition, paths, storing, changes)
+        yield from _update(tree, condition, paths, storing, changes)
 
 
 def update_all(tree: Tree, condition: Raw, sets: Raw, changes: Changes) -> Plan[None]:
     """Set fields of all nodes that meet a condition to the same expressions, and note the changes."""
     condition = tree.active(condition)
     storing = update_many(tree.collection, condition, update_pipeline(tree.entry, sets, {}))
-    with segment_errors(tree):
+    with translated(tree.name, entry=tree.entry):
         yield from _update(tree, condition, sets, storing, changes)
 
 
@@ -175,15 +174,3 @@ def segment_error(tree: Tree, error: Exception) -> DataError | None:
         return None
     taken = [each for each in refusals(error) if each.get("code") == DUPLICATE_KEY]
     return tree.segment_taken() if any(path in (each.get("keyPattern") or {}) for each in taken) else None
-
-
-@contextmanager
-def segment_errors(tree: Tree) -> Generator[None]:
-    """Raise the clear error in place of the server's."""
-    try:
-        yield
-    except OperationFailure as error:
-        clear = segment_error(tree, error)
-        if clear is None:
-            raise
-        raise clear from error
