@@ -53,23 +53,20 @@ class Levels:
 
     def take(self, nodes: Iterable[Raw]) -> list[Raw]:
         """Note what is below nodes of the level that is being read. Returns those that are new."""
-        new = []
+        new, seen, links_of = list[Raw](), self._seen, self._tree.representation.links_of
+        while len(self._links) <= self.depth:
+            self._links.append([])
+        waiting = self._links[self.depth]
         for node in nodes:
             # Of several levels at once, what is below all but the last was found as well.
-            depth = node.pop(DEPTH, self.depth - 1) + 1
-            if (frozen := freeze(node["_id"])) in self._seen:
+            is_last = node.pop(DEPTH, self.depth - 1) + 1 == self.depth
+            if (frozen := freeze(node["_id"])) in seen:
                 continue
-            self._seen.add(frozen)
+            seen.add(frozen)
             new.append(node)
-            if depth == self.depth != self._max_depth:
-                self._note(depth, self._tree.representation.links_of(node))
+            if is_last and self.depth != self._max_depth and (links := links_of(node)):
+                waiting.append(links)
         return new
-
-    def _note(self, depth: int, links: list[Any]) -> None:
-        while len(self._links) <= depth:
-            self._links.append([])
-        if links:
-            self._links[depth].append(links)
 
     def next(self, projection: Raw | None = None, sort: Sort | None = None) -> Read | None:
         """Return the next read; None at the end."""
