@@ -79,7 +79,7 @@ def story(store: Store) -> None:
     print(f"  {moved.migrated} migrated; by version: {store.migration_status(Person)}")
     assert {1: 1, 2: 4} == store.migration_status(Person)
 
-    step("Once it is mended, it moves as well")
+    step("Once it is corrected, it moves as well")
     people.update_one({"_id": 5}, {"$set": {"work": "503-555-0042"}})
     store.migrate(Person, retry=True)
     assert {2: 5} == store.migration_status(Person)

@@ -77,12 +77,12 @@ if TYPE_CHECKING:
     from treadle.store.async_store import AsyncStore as AsyncStore
     from treadle.store.blocking.store import Store as Store
     from treadle.store.call_context import TimedOut as TimedOut
-    from treadle.upkeep.aside import SetAsideDocument as SetAsideDocument
     from treadle.upkeep.findings import KeptFinding as KeptFinding
     from treadle.upkeep.jobs import JobStatus as JobStatus
     from treadle.upkeep.migrate import Migrated as Migrated
     from treadle.upkeep.migrate import Sample as Sample
     from treadle.upkeep.migrate import SetAside as SetAside
+    from treadle.upkeep.quarantine import SetAsideDocument as SetAsideDocument
     from treadle.upkeep.schedule import Ran as Ran
 
 __version__ = "0.1.0"
@@ -117,7 +117,7 @@ _NAMES = {
     "store.async_store": "AsyncStore",
     "store.blocking.store": "Store",
     "store.call_context": "TimedOut",
-    "upkeep.aside": "SetAsideDocument",
+    "upkeep.quarantine": "SetAsideDocument",
     "upkeep.findings": "KeptFinding",
     "upkeep.jobs": "JobStatus",
     "upkeep.migrate": "Migrated Sample SetAside",

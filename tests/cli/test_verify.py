@@ -60,7 +60,7 @@ def test_what_a_raw_write_broke_is_found_and_mended(application, database, app):
         tuple(each.values()) for each in listed
     ]
     assert 1 == application("repair", "--app", app, "--dry-run").returncode
-    assert "Mended 1 document." in application("repair", "--app", app, "Product").stdout
+    assert "Repaired 1 document." in application("repair", "--app", app, "Product").stdout
     clean = application("verify", "--app", app)
     assert (0, "Every maintained value is right.\n") == (clean.returncode, clean.stdout)
     assert {"rebuilt": 1} == json.loads(application("rebuild", "--app", app, "--json").stdout)

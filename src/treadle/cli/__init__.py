@@ -78,7 +78,7 @@ set_aside_app = typer.Typer(
     cls=Group,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Documents that could not be brought right: list, retry, discard.",
+    help="Documents that could not be processed: list, retry, discard.",
 )
 # Each holds the verb of its name, and the help lists them in this order.
 _MODULES = (

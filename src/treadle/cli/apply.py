@@ -31,7 +31,7 @@ def apply(
     """Carry out a plan while the database is in use; each step is verified.
 
     What was there before is noted first, so that treadle undo takes back
-    exactly what was made. If it is killed, run it again: it goes on.
+    exactly what was made. If it is killed, run it again: it continues.
 
     \b
     Example:
@@ -78,26 +78,26 @@ def opened(
         try:
             yield plan, database
         except KeyboardInterrupt:
-            say(f"Interrupted. {GOES_ON.format(folder=folder)}", err=True)
+            say(f"Interrupted. {CONTINUES.format(folder=folder)}", err=True)
             raise
         except ConnectionFailure:
-            say(f"The connection was lost. {GOES_ON.format(folder=folder)}", err=True)
+            say(f"The connection was lost. {CONTINUES.format(folder=folder)}", err=True)
             raise
         except OperationFailure as error:
             if is_transient(error):
                 raise DataError(
-                    f"Others hold documents of the plan for too long. {GOES_ON.format(folder=folder)}",
+                    f"Others hold documents of the plan for too long. {CONTINUES.format(folder=folder)}",
                     code="plan-stopped",
                 ) from None
             if error.code not in NO_RIGHTS:
                 raise
             raise DataError(
                 "The server refuses this login a step of the plan; log in as a user with the roles readWrite "
-                f"and dbAdmin on {database.name}, and run it again: it goes on.",
+                f"and dbAdmin on {database.name}, and run it again: it continues.",
                 code="plan-refused",
             ) from None
 
 
-GOES_ON = "Run it again and it goes on; treadle undo {folder} URI takes it back."
+CONTINUES = "Run it again and it continues; treadle undo {folder} URI takes it back."
 # Unauthorized, and a login that was not given.
 NO_RIGHTS = (13, 33, 18)

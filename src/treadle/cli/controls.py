@@ -13,7 +13,7 @@ from treadle.cli.output import counted, print_extended_json, print_table, say, s
 from treadle.errors import UsageError
 
 if TYPE_CHECKING:
-    from treadle.upkeep.aside import SetAsideDocument
+    from treadle.upkeep.quarantine import SetAsideDocument
 
 REASON_LENGTH_MAX = 80
 
@@ -66,7 +66,7 @@ def list_(
     limit: LimitOption = LIMIT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """List the documents that could not be brought right, and why. Exits with 1 when there are any.
+    """List the documents that could not be processed, and why. Exits with 1 when there are any.
 
     \b
     Example:
@@ -130,7 +130,7 @@ def discard(
             return
         for item in items:
             call(store.discard, item)
-    say(f"Discarded {counted(len(items), 'document')}. Run repair to mend them after all.")
+    say(f"Discarded {counted(len(items), 'document')}. Run repair to process them after all.")
 
 
 def _each(items: list[SetAsideDocument], attempt: Callable[[SetAsideDocument], bool]) -> int:

@@ -159,7 +159,7 @@ def doctor(
 
 
 def examine(target: Target, clock: Callable[[], float] = time.time) -> Report:
-    """The report on a server; raises `CannotConnect` when it is not there, or goes away meanwhile."""
+    """Return the report on a server; raises `CannotConnect` when it does not answer, or stops answering."""
     import pymongo
     from pymongo.errors import ConnectionFailure
 

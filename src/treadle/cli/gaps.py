@@ -33,7 +33,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "graph_lookups": {"trees": "refused, but for MaterializedPath alone"},
     "snapshots": {
         "Outlier": "a long iteration may have to begin again",
-        "Archive": "find(archived=True) may see a document that moves meanwhile twice, or not",
+        "Archive": "find(archived=True) may see a document that moves at the same time twice, or not at all",
     },
     "time_series": {"Time Series": "refused; Bucket works"},
     "validators": {

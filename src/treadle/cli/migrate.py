@@ -160,7 +160,7 @@ def _show_result(result: Migrated, dry_run: bool) -> None:
     else:
         migrated = counted(result.migrated, "document") + (" was" if result.migrated == 1 else " were")
         remaining = f"{result.remaining:,} " + ("remains" if result.remaining == 1 else "remain")
-        hint = "" if result.finished else " The run was stopped; run it again and it goes on from here."
+        hint = "" if result.finished else " The run was stopped; run it again and it continues from here."
         say(f"{result.model}: {migrated} brought to version {result.to}, {remaining}.{hint}")
     _show_set_aside([asdict(each) for each in result.set_aside])
 
@@ -180,7 +180,7 @@ def _show_sample(sample: Sample) -> None:
 
 def _show_set_aside(documents: list[dict[str, Any]]) -> None:
     if documents:
-        say(f"  {len(documents):,} set aside; mend them and run again with --retry:")
+        say(f"  {len(documents):,} set aside; correct them and run again with --retry:")
     for each in documents[:SET_ASIDE_LINES_MAX]:
         say(f"    {each['model']} {each['document_id']!r}: {each['reason']}")
     if len(documents) > SET_ASIDE_LINES_MAX:

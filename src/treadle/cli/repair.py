@@ -1,4 +1,4 @@
-"""`treadle repair`: mend what verify finds."""
+"""`treadle repair`: correct what verify finds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from treadle.cli.verify import verify
 def repair(
     app_name: AppOption,
     models: ModelsArgument = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be mended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be repaired.")] = False,
     fields: FieldsOption = None,
     throttle: ThrottleOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Mend what verify finds, while writers continue.
+    """Correct what verify finds, while writers continue.
 
     What was wrong is overwritten; run with --dry-run --json first to keep it.
 
@@ -41,5 +41,5 @@ def repair(
     if dry_run:
         verify(app_name, models, fields=fields, limit=limit, as_json=as_json)
         return
-    mended = call_with_progress(app_name, "repair", models, fields=fields, throttle=pace(throttle))
-    say(f'{{"mended": {mended}}}' if as_json else f"Mended {counted(mended, 'document')}.")
+    repaired = call_with_progress(app_name, "repair", models, fields=fields, throttle=pace(throttle))
+    say(f'{{"repaired": {repaired}}}' if as_json else f"Repaired {counted(repaired, 'document')}.")

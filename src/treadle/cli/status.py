@@ -11,7 +11,7 @@ from treadle.cli.output import counted, print_json, print_table, say
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from treadle.upkeep.aside import SetAsideDocument
+    from treadle.upkeep.quarantine import SetAsideDocument
     from treadle.upkeep.status import RuleStatus, Status
 
 

@@ -62,7 +62,7 @@ def tried(
     only: list[str],
     documents: int,
 ) -> tuple[Report, TrialReport, Workload]:
-    """Scan the database with the workload, and try what is found; `treadle plan` goes on from there."""
+    """Scan the database with the workload, and try what is found; `treadle plan` continues from there."""
     from pymongo.errors import ConnectionFailure
 
     from treadle.advisor import scan

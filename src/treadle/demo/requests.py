@@ -58,7 +58,7 @@ def _lookup_orders(database: Database[Any], shop: Shop) -> Any:
 
 
 def model_named(store: Store, name: str) -> Any:
-    """A model of the Store, whoever declared it."""
+    """A model of the Store, by its name."""
     return next(model for model in store.graph.entries if model.__name__ == name)
 
 
@@ -178,7 +178,7 @@ REQUESTS = (
     Request(
         "outlier",
         "Outlier",
-        "the page of the seller whom everybody follows",
+        "the page of the seller with the most followers",
         "Outlier",
         _read_whole,
         _read_embedded,

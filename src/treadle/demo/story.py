@@ -186,7 +186,7 @@ def _break(store: Store, shop: Shop) -> list[str]:
     if ("orders", "customer") in maintained:
         order = database["orders"].find_one(sort=[("placed_at", -1), ("_id", 1)])
         assert order is not None
-        database["customers"].update_one({"_id": order["customer_id"]}, {"$set": {"name": "Nobody"}})
+        database["customers"].update_one({"_id": order["customer_id"]}, {"$set": {"name": "Stale"}})
         written.append("a customer was renamed, and the copies in the orders were not")
     if ("products", "review_count") in maintained:
         database["products"].update_one({"_id": shop.popular}, {"$inc": {"review_count": 1_000}})

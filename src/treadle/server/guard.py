@@ -1,4 +1,4 @@
-"""Runs one mongod as a child, and ends it when nobody uses it any more.
+"""Runs one mongod as a child, and ends it when its last user has gone.
 
 `local.py` runs this as a script and never imports it, so it needs nothing but
 the standard library and starts in a few milliseconds.
@@ -8,8 +8,8 @@ The rules:
   drops it when the user dies, however it dies. Once the guard gets that lock
   for itself, there are no users left.
 - The guard holds `guard.lock` for as long as mongod runs, and the kernel kills
-  mongod when the guard dies. Whoever gets `guard.lock` knows that no server
-  runs, whatever process ids are on file.
+  mongod when the guard dies. A process that gets `guard.lock` knows that no
+  server runs, whatever process ids are on file.
 - A temporary folder is removed once it has neither users nor a server.
 - mongod's output reaches its log through the guard, which leaves out whatever
   may come from documents. (mongod itself can do that in its paid edition only.)

@@ -9,9 +9,9 @@ The rules:
   a time join or leave; `guard.lock` says whether a server runs at all.
 - A folder keeps its port while it can, so that clients find a restarted server
   again; a lost port is replaced, also in the replica set's configuration.
-- Whoever has the folder's key may use the server (`private.py`), and nobody
-  else. The key is in `uri`, which is for this process: no message, no output
-  and no command line has it.
+- Only a process that has the folder's key may use the server (`private.py`).
+  The key is in `uri`, which is for this process: no message, no output and no
+  command line has it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ DEFAULT_ARGUMENTS = {
 }
 DEFAULT_PARAMETERS = {
     "diagnosticDataCollectionEnabled": "false",
-    # What slows down guessing a password that somebody thought of; the key is random.
+    # More iterations slow down guessing a password that a person chose; the key is random.
     "scramSHA256IterationCount": "5000",
 }
 # Arguments by which a caller says who may log in; then there is no key.
@@ -148,7 +148,7 @@ class LocalServer:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Release the server; if nobody else uses it, return when mongod has ended.
+        """Release the server; if this was its last user, return when mongod has ended.
 
         Does nothing the second time, nor in a fork of the process that started it.
         """
@@ -438,7 +438,7 @@ def _repair_stored_set(client: MongoClient[dict[str, Any]], info: Mapping[str, A
     """Repair a stored configuration that mongod cannot start from; gives whether that was needed.
 
     mongod first looks for itself at the old address, and waits 30 seconds for
-    whoever took that port to answer. Nor does it rename a set that another
+    the process that took that port to answer. Nor does it rename a set that another
     server left behind. What is written here is on disk at the end, so that
     mongod may be killed and started again.
     """

@@ -52,7 +52,7 @@ class FileLock:
         return True
 
     def is_last(self) -> bool:
-        """Release the lock; gives whether nobody else holds it, the ending guard aside."""
+        """Release the lock. Returns whether no other process holds it, except a guard that ends."""
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         return self.attempt(EXCLUSIVE) or not self.attempt(SHARED)
 

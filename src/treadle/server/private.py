@@ -1,12 +1,12 @@
 """What keeps a local server to the user who started it: its folder and its key.
 
 The rules:
-- The folder belongs to this user and nobody else may enter it (0700). One of
+- The folder belongs to this user, and no other may enter it (0700). One of
   another user is refused, and so is one that another user could exchange: a
-  link of theirs, or a place in which anybody may rename anything.
+  link of theirs, or a folder in which every user may rename everything.
 - What a server's users share by name lies in a folder that was never open to
-  anybody else: a lock that another user took in a folder of an older version
-  holds nobody up.
+  other users: a lock that another user took in a folder of an older version
+  blocks nothing.
 - The key is made here and stays here (0600). mongod has it as its key file,
   and as the password of the one user that it knows.
 """
@@ -90,7 +90,7 @@ def read_key(folder: Path) -> str | None:
 
 
 def make_key(folder: Path) -> str:
-    """The key of a folder's server, made where there is none; while nobody else starts one."""
+    """Return the key of a folder's server, made where there is none; the caller holds `start.lock`."""
     key = read_key(folder)
     if key is None:
         key = secrets.token_hex(KEY_BYTES)

@@ -1,7 +1,7 @@
 """Set-up, proof and repair, the stream worker, schedules, status.
 
-Whoever writes and reads documents needs none of it, so a module is imported
-when `upkeep.<module>` is first asked for. Half of Treadle's own modules are
+Writing and reading documents needs none of it, so a module is imported when
+`upkeep.<module>` is first asked for. Half of Treadle's own modules are
 here, or are needed from here alone. Signatures of a Store name its types in
 the same way (`upkeep.jobs.Throttle`), so that `typing.get_type_hints` finds them.
 """
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treadle.upkeep import (
-        aside,
         controls,
         findings,
         jobs,
         migrate,
-        proof,
+        quarantine,
         rebuild,
         retries,
         schedule,
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
         status,
         stream,
         teardown,
+        verification,
     )
 
 __all__ = [
-    "aside",
     "controls",
     "findings",
     "jobs",
     "migrate",
-    "proof",
+    "quarantine",
     "rebuild",
     "retries",
     "schedule",
@@ -42,6 +41,7 @@ __all__ = [
     "status",
     "stream",
     "teardown",
+    "verification",
 ]
 
 

@@ -76,19 +76,19 @@ class Targets:
         return Targets(self.chosen, items)
 
     def hold(self) -> Plan[None]:
-        """Write these documents before their sources are read, so that other writers wait meanwhile."""
+        """Write these documents before their sources are read, so that other writers wait."""
         entry = self.chosen.entry
         sourced = [mark.key for mark in self.items if mark.sourced]
         if sourced:
             yield from update_many(entry.collection, entry.filter_for_keys(sourced), {"$inc": {REVISION: 1}})
 
-    def bring_right(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
+    def recompute(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
         """Recompute the stream-maintained values of these documents.
 
         One whose sources changed is really written even if its value stays: a
-        slower recomputation of `repair` must meet it. One that was only touched
+        slower recomputation of `repair` must conflict with it. One that was only touched
         itself is written if something is wrong, so that the worker does not
-        follow its own writes for ever.
+        follow its own writes endlessly.
         """
         keys, chosen = [mark.key for mark in self.items], self.chosen
         marks = {mark.frozen: mark for mark in self.items}
@@ -132,7 +132,7 @@ class Copies:
         """Copies are written as soon as their source is read."""
         yield from ()
 
-    def bring_right(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
+    def recompute(self, ledger: Changes, counted: Counted | None) -> Plan[None]:
         yield from upgrade_targets(self.rule, self.items, ledger)
         cards = yield from read_cards(self.rule, self.items)
         for key in self.items:
@@ -192,15 +192,15 @@ class _Application:
             units += [Copies(rule, some) for some in chunks(few, WORKER_COPIES_MAX)]
         packed = _pack(units, WORKER_TARGETS_MAX)
         for together in packed[:-1]:
-            yield from self._bring_right(together, self.fence)
-        yield from self._bring_right(packed[-1] if packed else [], finish)
+            yield from self._recompute(together, self.fence)
+        yield from self._recompute(packed[-1] if packed else [], finish)
         return sum(len(unit) for unit in units)
 
     def _mark_referring(self, rule: DerivedRule, keys: Sequence[Any], *, sourced: bool) -> Plan[None]:
         for each in (yield from find(rule.target.collection, rule.targets_of(keys), {"_id": 1})):
             self.dirty.mark(rule.target, each["_id"], sourced=sourced)
 
-    def _bring_right(self, units: Sequence[Unit], end: Finish) -> Plan[None]:
+    def _recompute(self, units: Sequence[Unit], end: Finish) -> Plan[None]:
         """Do units in one transaction; in pieces, until a document that cannot be written stands alone."""
         try:
             yield from self._transaction(units, end)
@@ -217,7 +217,7 @@ class _Application:
         def attempt() -> Plan[None]:
             ledger = Changes()
             for unit, totals in zip(units, counted, strict=True):
-                yield from unit.bring_right(ledger, totals)
+                yield from unit.recompute(ledger, totals)
             if ledger:
                 yield from propagate(self.graph, ledger, copies_max=UNBOUNDED)
             yield from end()

@@ -12,7 +12,7 @@ from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.upkeep.groups import differing
-from treadle.upkeep.rebuild import mend
+from treadle.upkeep.rebuild import repair_documents
 from treadle.upkeep.verify import examine_each
 
 # Documents at a time where events were lost.
@@ -28,7 +28,7 @@ class Backfill:
         self._count = count
 
     def verify(self, entry: ModelEntry, last: list[Any] | None) -> Plan[list[Any] | None]:
-        """Verify and mend a page of documents; the id of the last one, in a list, or None at the end."""
+        """Verify and repair a page of documents. Returns the id of the last one, in a list, or None."""
         # Deleted documents too: their histories are maintained.
         scope = entry.kinds.root.targets.with_deleted
         page = yield from scope.page(last, WORKER_RESYNC_PAGE, projection=projection_of(entry))
@@ -38,12 +38,14 @@ class Backfill:
         self._count("verified", len(documents))
         if reached is None and entry.rules.group is not None:
             # Groups without a document, which no page of documents shows.
-            mended = yield from mend(self.graph, self.server, entry, (yield from differing(entry)))
-            self._count("mended", len(mended))
+            repaired = yield from repair_documents(
+                self.graph, self.server, entry, (yield from differing(entry))
+            )
+            self._count("repaired", len(repaired))
         return reached
 
     def _verify_class(self, entry: ModelEntry, documents: list[Raw]) -> Plan[None]:
         findings = yield from examine_each(self.server, entry, documents)
         wrong = {freeze(each.document_id) for each in findings}
         keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]
-        self._count("mended", len((yield from mend(self.graph, self.server, entry, keys))))
+        self._count("repaired", len((yield from repair_documents(self.graph, self.server, entry, keys))))

@@ -2,7 +2,7 @@
 
 The current version of each kind is as its model says. Versions before it have
 no declared shape, so their branch only asks for the version itself. An
-unknown kind, and a version that nobody knows of, fit no branch.
+unknown kind and an unknown version fit no branch.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep.change_stream import BEATS, ChangeStream, first_stages, places
 from treadle.upkeep.change_stream import CONTROLS as COLLECTION
 
-# How a rule goes on after a pause: at once, by catching up, or by a rebuild because history is gone.
+# How a rule continues after a pause: at once, by catching up, or by a rebuild because history is gone.
 Resumed = Literal["following", "behind", "building"]
 
 

@@ -31,7 +31,7 @@ class Mark:
     # Whether a source changed, or only the document itself.
     sourced: bool = False
     # The fields with references and cards as they were before, where a reference changed;
-    # `renewed`, the paths with positions, where it changed and nobody sent what was before.
+    # `renewed`, the paths with positions, where it changed and the event had no state from before.
     cards: Raw | None = None
     renewed: frozenset[str] = frozenset()
     # Such fields as they were between the events of one batch.
@@ -75,11 +75,11 @@ class Dirty:
     documents: dict[ModelEntry, list[Any]] = field(default_factory=dict)
     # Changed documents, in order, for rules that take each change by itself.
     events: dict[Rule, list[Event]] = field(default_factory=dict)
-    # Rules that need a backfill, because collections were dropped or renamed, or because nobody sent the
-    # former state of a source, with its collection.
+    # Rules that need a backfill, because collections were dropped or renamed, or because an event had no
+    # pre-image of a source, with its collection.
     upset: set[Rule] = field(default_factory=set)
     blind: dict[Rule, str] = field(default_factory=dict)
-    # How many documents could not be brought right, and were set aside.
+    # How many documents could not be processed, and were set aside.
     aside: int = 0
 
     def __bool__(self) -> bool:

@@ -83,7 +83,7 @@ class Watch:
 
     @property
     def _whole(self) -> bool:
-        """Whether somebody must see whole documents."""
+        """Whether a rule must see whole documents."""
         return any(each.whole for several in self.watchers.values() for each in several)
 
     def needs_before(self) -> list[str]:
@@ -128,7 +128,7 @@ class Watch:
         return [*self.stages(position, before=before), {"$project": projection}]
 
     def _matters(self) -> Raw:
-        """Which events are sent at all: updates only where they touch a field that somebody watches.
+        """Which events are sent at all: updates only where they change a field that a rule watches.
 
         Documents whose views are counted all day would else come by at every
         view. Names are compared up to their first dot; `note` looks closer.
@@ -291,7 +291,7 @@ class _Copied(_Watcher):
                 names = dirty.gone if followed else dirty.lost
                 names.setdefault(rule, []).extend(rule.unique_keys([before]))
             elif not before:
-                # Nobody sent the name that it had.
+                # The event does not have the alternate key from before.
                 dirty.blind[rule] = self.collection
         if event.kind != "delete":
             dirty.unnamed.setdefault(rule, []).append(event.key)

@@ -1,8 +1,8 @@
-"""What verify found: kept for `status` and for whoever looks at it later, without the documents' values.
+"""What verify found, stored for `status` and the dashboard, without the documents' values.
 
 `treadle.verifications` holds per model how many findings there were, and
-`treadle.findings` where they were. What is stored there and what should be is
-read again from the documents when somebody asks.
+`treadle.findings` where they were. The stored and the expected
+value are read again from the documents on request.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def keep(graph: Graph, job: Any, findings: Sequence[Finding]) -> Plan[None]:
 
 
 def forget_older(models: Sequence[str], job: Any) -> Plan[None]:
-    """Let go of what earlier jobs found in these models."""
+    """Delete what earlier jobs found in these models."""
     yield from delete_many(COLLECTION, {"_id.model": {"$in": list(models)}, "job": {"$ne": job}})
 
 

@@ -1,7 +1,7 @@
 """What set-up remembers: of each rule how it was declared, and of each collection that it only warns.
 
 A rule whose declaration changed leaves stored values that follow from the
-former one. Nobody can see that in the data, so set-up keeps a fingerprint of
+former one. The data does not show this, so set-up keeps a fingerprint of
 each rule, and remembers that it must be rebuilt until that is done.
 """
 

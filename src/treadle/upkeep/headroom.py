@@ -17,7 +17,7 @@ from treadle.plan import Plan, Raw, database_command
 
 # Below this part of the window it is time to act.
 LOW = 0.25
-# Sections of the reply that nobody needs here.
+# Sections of the reply that are not needed.
 _UNREAD = ("wiredTiger", "metrics", "locks", "tcmalloc", "network", "transactions", "opLatencies", "repl")
 # How a resume token begins: the type of a timestamp; its seconds and its number follow.
 _TIMESTAMP = "82"

@@ -1,7 +1,7 @@
 """Long runs as an operator sees them: how far they came, how long they will take, and how to slow them down.
 
-A job is a row of `treadle.jobs`. Whoever performs it writes how far it came,
-and reads there whether it was paused, stopped, or given another throttle. A
+A job is a row of `treadle.jobs`. The process that performs it writes its
+progress, and reads there whether it was paused, stopped, or given another throttle. A
 user who may only read has no row, and everything else works the same.
 
 `throttle=` is a number of documents per second, or "gentle": small pages, a
@@ -112,7 +112,7 @@ class Job(Pace):
         self.report = report
         # What is done in every pause, such as to hold a lease for longer.
         self.tending: Callable[[], Plan[Any]] | None = None
-        # Whether whoever called it wants it to stop.
+        # Whether the caller wants it to stop.
         self.stopping: Callable[[], bool] | None = None
         # Whether each page is noted, so that another run can go on from there.
         self.every_page = every_page
@@ -162,7 +162,7 @@ class Job(Pace):
     # -- its row ----------------------------------------------------------------------------------
 
     def begin(self) -> Plan[None]:
-        """Make the row, and let those go that nobody will look at again."""
+        """Make the row, and delete the oldest ones."""
         sets: Raw = {
             "kind": self.kind,
             "models": self.models,
@@ -235,7 +235,7 @@ class Job(Pace):
             try:
                 yield from update_one(COLLECTION, {"_id": self.identity}, update, upsert=upsert)
             except OperationFailure:
-                # Somebody who may only read can verify all the same.
+                # A user who may only read can verify all the same.
                 self._recorded = False
 
     def _pause(self, seconds: float) -> Plan[None]:

@@ -2,9 +2,9 @@
 
 A run first writes a beat, then reads the stream from where the last run ended
 until the beat comes. Whatever was written before the beat has then been seen:
-inserts, updates, deletions by anybody, also by a TTL index. The keys before a
+inserts, updates, deletions by any program, also by a TTL index. The keys before a
 change come from the server's pre-images. Where they are missing, or the
-history is lost, nobody can tell, and everything is computed anew.
+history is lost, everything is recomputed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from treadle.upkeep.change_stream import (
     touched,
     touched_projection,
 )
-from treadle.upkeep.closed import Bounds, closed_match, is_closed
+from treadle.upkeep.closed_windows import Bounds, closed_match, is_closed
 
 # Changes that are read at a time.
 SCHEDULE_EVENTS_PAGE = 20_000
@@ -56,7 +56,7 @@ SCHEDULE_LOOKUP_MAX = 5_000
 
 # As precise as the date in an ObjectId.
 SECOND = dt.timedelta(seconds=1)
-# How far the clock of whoever makes ids may be ahead.
+# How far the clock of a process that makes ids may be ahead.
 AHEAD_MAX = dt.timedelta(hours=1)
 
 
@@ -68,11 +68,11 @@ def needs_before(graph: Graph) -> list[str]:
 
 @dataclass(slots=True)
 class ChangedGroups:
-    """What changed: keys of groups, sources to be looked at, and where the stream goes on."""
+    """What changed: keys of groups, sources to be looked at, and where the stream continues."""
 
     keys: dict[Any, list[Any]] = field(default_factory=dict)
     ids: list[Any] = field(default_factory=list)
-    # Set where the stream cannot tell; everything is computed anew.
+    # Set where the stream cannot tell; everything is recomputed.
     unknown: str | None = None
     position: Raw | None = None
 

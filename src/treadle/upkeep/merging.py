@@ -28,9 +28,9 @@ from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.keys import KEY, Key, distinct
-from treadle.upkeep.closed import Bounds, closed_match
+from treadle.upkeep.closed_windows import Bounds, closed_match
 from treadle.upkeep.groups import group_keys, key_stages
-from treadle.upkeep.rebuild import mend
+from treadle.upkeep.rebuild import repair_documents
 from treadle.upkeep.verify import GROUP_PAGE
 
 # Which run has written a document; a number that only grows, and that of its lease.
@@ -348,4 +348,4 @@ class GroupRun:
         self.removed += len(keys) - len(present)
 
     def _recompute_keys(self, keys: Sequence[Any]) -> Plan[None]:
-        yield from mend(self.graph, self.server, self.entry, keys, before=self.lease.check)
+        yield from repair_documents(self.graph, self.server, self.entry, keys, before=self.lease.check)

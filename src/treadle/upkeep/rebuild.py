@@ -25,7 +25,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import UndecodableId
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep import fingerprints, position
-from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
+from treadle.upkeep.closed_windows import NOT_YET, is_closed, scheduled_bounds
 from treadle.upkeep.findings import is_of
 from treadle.upkeep.groups import differing, keys_found
 from treadle.upkeep.jobs import Job
@@ -111,7 +111,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry, report: Repo
 
     def visit(documents: Sequence[Raw]) -> Plan[None]:
         keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
-        yield from mend(graph, server, entry, keys)
+        yield from repair_documents(graph, server, entry, keys)
 
     visited = yield from Sweep(entry, _page(entry), visit, report).all()
     for rule in own(entry, "repair"):
@@ -119,7 +119,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: ModelEntry, report: Repo
     if entry.rules.group is not None:
         # Groups that have no document yet, or too many.
         keys = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
-        yield from mend(graph, server, entry, keys)
+        yield from repair_documents(graph, server, entry, keys)
         visited += len(keys)
     return visited
 
@@ -136,13 +136,13 @@ def repair(
     report: Report | None = None,
     only: frozenset[Rule] | None = None,
 ) -> Plan[int]:
-    """Mend what `verify` finds, until it finds nothing more; how many documents were mended.
+    """Repair what `verify` finds, until it finds nothing more. Returns the number of repaired documents.
 
     With `only`, what is about these rules; the rest stays as it is.
     """
     listed = list(entries)
     chosen = in_order(listed)
-    mended: set[Any] = set()
+    repaired: set[Any] = set()
     laid_out = 0
     for entry in listed:
         if entry.layout is not None and only is None:
@@ -162,14 +162,14 @@ def repair(
             keys = distinct(each.document_id for each in mine)
             if entry.rules.group is not None:
                 keys = yield from keys_found(entry, mine)
-            done = yield from mend(graph, server, entry, keys, only=only)
+            done = yield from repair_documents(graph, server, entry, keys, only=only)
             progress = progress or bool(done)
-            mended.update((entry.collection, freeze(key)) for key in done)
+            repaired.update((entry.collection, freeze(key)) for key in done)
         if not progress:
             if only is None:
                 yield from fingerprints.rebuilt(listed)
             break
-    return len(mended) + laid_out
+    return len(repaired) + laid_out
 
 
 def repair_some(
@@ -179,13 +179,13 @@ def repair_some(
     ids: Sequence[Any],
     only: frozenset[Rule] | None = None,
 ) -> Plan[list[Any]]:
-    """Mend these documents of one model; the keys of those that changed."""
+    """Repair these documents of one model. Returns the keys of those that changed."""
     images = yield from entry.targets.exact.find({"_id": {"$in": distinct(ids)}})
     keys = [entry.key_of(image.document) for image in images]
-    return (yield from mend(graph, server, entry, keys, only=only))
+    return (yield from repair_documents(graph, server, entry, keys, only=only))
 
 
-def mend(
+def repair_documents(
     graph: Graph,
     server: Capabilities,
     entry: ModelEntry,

@@ -1,6 +1,6 @@
 """A rule that was paused catches up by itself, beside those that follow the stream.
 
-It reads the stream on from where it was paused, with nobody else's events.
+It reads the stream from where it was paused, with its own events alone.
 When little is left, a marker is written, and nothing else is read before that
 marker appears here: so the rule has seen at least as much as the others, and
 joins them without a gap. What it then sees twice is harmless, because events
@@ -39,7 +39,7 @@ class Replay:
         self.place: Raw = row["place"]
         self._others = places(self.place)[1:]
         self.watch = Watch(graph, server.pre_images, only=self.rules)
-        # Rules that stay as they are meanwhile.
+        # Rules that do not change.
         self.without = frozenset(stopped - set(self.rules))
         self.handled = 0
         # Rules that need a backfill after all.
@@ -83,7 +83,7 @@ class Replay:
         return (yield from self._stream.read(self.graph.limits.worker_batch_max, await_seconds, raw=True))
 
     def _handle(self, events: list[Raw], fence: Callable[[], Plan[None]]) -> Plan[set[Any]]:
-        """Bring right what these events concern, and note how far it came; the markers among them."""
+        """Recompute what these events concern, and store the position. Returns the markers among them."""
         dirty, beats = Dirty(), set()
         for event in events:
             if event.get("coll") == BEATS:

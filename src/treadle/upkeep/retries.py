@@ -1,9 +1,9 @@
-"""Bringing in what was set aside, once it is mended.
+"""Trying documents that were set aside again.
 
 A document that was set aside is tried again by `recover`, `repair` and
 `rebuild`, and by the worker when it has nothing else to do, each time after a
-longer pause. Whoever still cannot handle it notes it once more; a row that
-nobody noted again has been settled, and goes.
+longer pause. One that fails again is recorded once more; the row of one that
+does not is deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep.apply import apply
 from treadle.upkeep.dirty import Dirty
-from treadle.upkeep.rebuild import mend
+from treadle.upkeep.rebuild import repair_documents
 
 # Documents that were set aside and are tried again at a time.
 SET_ASIDE_RETRIED_MAX = 1_000
@@ -46,7 +46,7 @@ def retry_all(graph: Graph, server: Capabilities, *, due: bool = False) -> Plan[
 
 
 def settling(graph: Graph, server: Capabilities, entries: Iterable[ModelEntry], work: Plan[int]) -> Plan[int]:
-    """Do a work that goes over all documents of some models, and let go of what it has settled."""
+    """Perform work on all documents of some models, and delete the rows that it has settled."""
     listed = list(entries)
     collections = {each for entry in listed for each in _read_by(entry)}
     # Some are of collections that have no model, such as those from which readings are adopted.
@@ -61,8 +61,8 @@ def settling(graph: Graph, server: Capabilities, entries: Iterable[ModelEntry], 
             if _is_named(graph, row):
                 yield from retry(graph, server, row)
             else:
-                # The work has gone over everything, and nobody has met it again.
-                yield from _let_go(row)
+                # The work covered every document, and this one did not fail.
+                yield from _delete(row)
     return done
 
 
@@ -83,7 +83,7 @@ def _is_named(graph: Graph, row: Raw) -> bool:
     return named and entry is not None and entry.layout is None
 
 
-def _let_go(row: Raw) -> Plan[bool]:
+def _delete(row: Raw) -> Plan[bool]:
     """Delete a row, unless its document was set aside once more."""
     unchanged = {"_id": {"$eq": row["_id"]}, "attempts": row.get("attempts")}
     return bool((yield from delete_one(SET_ASIDE, unchanged)).deleted_count)
@@ -97,11 +97,11 @@ def retry(graph: Graph, server: Capabilities, row: Raw) -> Plan[bool]:
     collection, key = identity["collection"], identity["key"]
     bringing = _bring_in(graph, server, graph.by_collection[collection], key)
     yield from around(identity["rule"], collection, key, bringing)
-    return (yield from _let_go(row))
+    return (yield from _delete(row))
 
 
 def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry, key: Any) -> Plan[None]:
-    """Bring right what a document derives from others, and what others derive from it."""
+    """Recompute what a document derives from others, and what others derive from it."""
     yield from _mend(graph, server, entry, [key])
     if entry.rules.group is not None:
         return
@@ -118,14 +118,14 @@ def _bring_in(graph: Graph, server: Capabilities, entry: ModelEntry, key: Any) -
 
 
 def _mend(graph: Graph, server: Capabilities, entry: ModelEntry, keys: Sequence[Any]) -> Plan[None]:
-    """Mend documents of a model and of the kinds below it."""
+    """Repair documents of a model and of the kinds below it."""
     if entry.rules.group is not None:
-        yield from mend(graph, server, entry, keys)
+        yield from repair_documents(graph, server, entry, keys)
         return
     root = entry.kinds.root
     images = yield from root.targets.with_deleted.find({"_id": {"$in": list(keys)}})
     for exact, own in root.kinds.split(image.document for image in images):
-        yield from mend(graph, server, exact, [each["_id"] for each in own])
+        yield from repair_documents(graph, server, exact, [each["_id"] for each in own])
 
 
 def _detach(graph: Graph, server: Capabilities, entry: ModelEntry, document: Raw) -> Plan[None]:

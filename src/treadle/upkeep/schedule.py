@@ -2,13 +2,13 @@
 
 A rollup's job computes whole closed windows: those that closed since the last
 run, and those that late data changed, which the change stream tells
-(`late_data.py`). Fields of other models are computed anew each time. Both end in
+(`late_data.py`). Fields of other models are recomputed each time. Both end in
 a `$merge` on the server (`merging.py`).
 
 One runner at a time works, under a lease whose number only grows. A run that
 was replaced without noticing does no harm: whatever it computes it computes
 from the sources as they are, it removes only what no later run has stamped,
-and its place in the stream is not saved. Whoever follows ends its session, so
+and its place in the stream is not saved. The next runner ends its session, so
 that nothing of it still runs on the server.
 """
 
@@ -37,11 +37,11 @@ from treadle.plan.server_errors import is_about_one_document
 from treadle.query.keys import freeze
 from treadle.upkeep import merging
 from treadle.upkeep.change_stream import present_place
-from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, is_closed
+from treadle.upkeep.closed_windows import COLLECTION, Bounds, bounds_at, is_closed
 from treadle.upkeep.controls import paused_rules
 from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
-from treadle.upkeep.rebuild import mend
+from treadle.upkeep.rebuild import repair_documents
 from treadle.upkeep.sweep import Sweep
 from treadle.upkeep.verify import examine_each
 
@@ -171,7 +171,7 @@ class Scheduler:
         return done
 
     def _run(self, job: Job, row: Raw, now: dt.datetime) -> Plan[Ran]:
-        """One job; an error is noted and logged, and the next job goes on."""
+        """One job; an error is recorded and logged, and the next job runs."""
         started = yield from clock()
         changes: Raw = {}
         try:
@@ -292,14 +292,14 @@ class Scheduler:
         return replace(job.describe(now), whole=True, written=written)
 
     def _mend_all(self, entry: ModelEntry) -> Plan[int]:
-        """Look at every document and mend those that are not right; how many were looked at."""
+        """Examine every document and repair those that differ. Returns the number examined."""
 
         def visit(documents: Sequence[Raw]) -> Plan[None]:
             findings = yield from examine_each(self.server, entry, documents)
             wrong = {freeze(each.document_id) for each in findings}
             yield from self.lease.check()
             keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]
-            yield from mend(self.graph, self.server, entry, keys)
+            yield from repair_documents(self.graph, self.server, entry, keys)
 
         return (yield from Sweep(entry, SCHEDULE_PAGE, visit).all())
 
@@ -342,6 +342,6 @@ def next_due(job: Job, due: dt.datetime | None, now: dt.datetime) -> dt.datetime
 
 
 def _declared(job: Job) -> list[str]:
-    """The rules by their declarations: another one asks for everything anew."""
+    """The rules by their declarations: a changed one recomputes everything."""
     declared = [pattern for patterns in job.entry.model.__treadle__.patterns.values() for pattern in patterns]
     return sorted([*map(repr, declared), *(signature(rule) for rule in job.rules)])

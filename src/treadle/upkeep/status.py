@@ -18,13 +18,13 @@ from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.query.keys import freeze
 from treadle.upkeep import controls, fingerprints, position
-from treadle.upkeep.aside import SetAsideDocument, listed
 from treadle.upkeep.change_stream import BEATS, CONTROLS, ChangeStream, operation_time, places
-from treadle.upkeep.closed import COLLECTION as SCHEDULES
+from treadle.upkeep.closed_windows import COLLECTION as SCHEDULES
 from treadle.upkeep.events import Watch
 from treadle.upkeep.findings import VERIFICATIONS
 from treadle.upkeep.headroom import Window, headroom, read_window
-from treadle.upkeep.proof import STATUS_AWAIT_MILLISECONDS, STATUS_EVENTS_PAGE
+from treadle.upkeep.quarantine import SetAsideDocument, listed
+from treadle.upkeep.verification import STATUS_AWAIT_MILLISECONDS, STATUS_EVENTS_PAGE
 
 # Those that status lists.
 SET_ASIDE_LISTED_MAX = 100
@@ -275,7 +275,7 @@ def _pending_at(graph: Graph, row: Raw, only: Collection[Rule] | None = None) ->
         except OperationFailure as error:
             if error.code not in HISTORY_LOST:
                 raise
-    # Nobody can count any more what was missed; the worker will go over everything.
+    # What was missed cannot be counted; the worker will recompute everything.
     return Pending(Lag((yield from _seconds_since(row.get("saved"))), 0))
 
 

@@ -40,7 +40,7 @@ from treadle.upkeep.change_stream import (
 )
 from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
-from treadle.upkeep.leading import Leader
+from treadle.upkeep.leadership import Leader
 from treadle.upkeep.position import COLLECTION, first_row, signature
 from treadle.upkeep.replay import WORKER_LINGER_SECONDS, Replay
 from treadle.upkeep.retries import retry_all
@@ -50,7 +50,7 @@ from treadle.upkeep.totals import Totals
 WORKER_AWAIT_SECONDS = 1.0
 # Empty reads after which the position is saved.
 WORKER_HEARTBEAT_READS = 10
-# Events that concerned nobody after which it is saved.
+# Events that concerned no rule after which it is saved.
 WORKER_UNSAVED_MAX = 5_000
 # The first pause after an error.
 WORKER_BACKOFF_SECONDS = 0.2
@@ -108,7 +108,7 @@ class Follower(Leader):
     # -- leading --------------------------------------------------------------------------
 
     def lead(self) -> Plan[bool]:
-        """Become the one worker that is active, if nobody else is."""
+        """Become the active worker, if there is none."""
         if not (yield from self.lease.take()):
             return False
         try:
@@ -129,7 +129,7 @@ class Follower(Leader):
             # It does not lead without knowing what; the next attempt takes the same lease.
             self.lease.token = None
             if isinstance(error, DuplicateKeyError):
-                # Somebody took the lease since, and was quicker.
+                # Another worker was quicker to take the lease.
                 raise LeaseLost from None
             raise
         return True
@@ -155,9 +155,9 @@ class Follower(Leader):
         known = set(row["rules"]) & {*self._signatures.values()}
         self.backfills = [each for each in self.backfills if each["collection"] in self.graph.by_collection]
         fresh = [rule for rule in self.watch.rules if self._signatures[rule] not in known]
-        # What was paused before it was built is built when it goes on.
+        # What was paused before it was built is built when it is resumed.
         self._unbuilt = {self._signatures[rule] for rule in self._stopped} - known
-        self._plan_backfill(fresh, anew=False)
+        self._plan_backfill(fresh, restart=False)
         if fresh or known != set(row["rules"]):
             yield from self._save({"rules": sorted(known)})
 
@@ -248,7 +248,7 @@ class Follower(Leader):
     # -- one batch --------------------------------------------------------------------------------
 
     def step(self, await_seconds: float, *, linger: bool) -> Plan[int]:
-        """Read what is there, bring right what it concerns; how many events concerned anybody."""
+        """Read events and recompute what they concern. Returns how many concerned a rule."""
         if self.backfills:
             yield from self._backfill_page()
             await_seconds, linger = 0.001, False
@@ -259,14 +259,14 @@ class Follower(Leader):
         try:
             events = yield from self._read(await_seconds)
             if linger and 0 < len(events) < few and self._stream.cursor:
-                # More will have come meanwhile, and are done in one go.
+                # More will have arrived, and are handled together.
                 yield from wait(WORKER_LINGER_SECONDS)
                 events += yield from self._read(0.001)
             while few <= len(events) < self.limits.worker_batch_max and self._stream.cursor:
                 more = yield from self._read(0.001)
                 events += more
                 if len(more) < few:
-                    # That was all for now. Whoever waits for none at all never begins beside busy writers.
+                    # That was all for now. Waiting until none arrives would never end beside busy writers.
                     break
         except InvalidBSON:
             # One of the events holds what the driver cannot decode: they are read again, field by field.
@@ -295,13 +295,13 @@ class Follower(Leader):
         self._raw = False
         if self._stream.token is not None:
             # Where the position goes once the events are handled. The time serves where the token's own
-            # event is no longer found, because it was of a collection that nobody watches any more.
+            # event is no longer found, because its collection is no longer watched.
             start = events[-1].get("clusterTime") if events else self._ahead["start"]
             self._ahead = {"token": self._stream.token, "start": start}
         return events
 
     def _handle(self, events: list[Raw]) -> Plan[int]:
-        """Bring right what a batch concerns, and move the position past it."""
+        """Recompute what a batch concerns, and move the position past it."""
         earlier, counts = self.position, dict(self._counts)
         own = [each for each in events if each.get("coll") in OWN]
         beats = [key_of(each) for each in own if _is_of(each, BEATS)]
@@ -312,7 +312,7 @@ class Follower(Leader):
         self._unsaved += len(others)
         try:
             try:
-                unsettled = yield from self._bring_right(others, self._write_row)
+                unsettled = yield from self._recompute(others, self._write_row)
                 if self._unsaved > WORKER_UNSAVED_MAX:
                     yield from self._save()
             except Exception as error:
@@ -334,7 +334,7 @@ class Follower(Leader):
         return len(others)
 
     def _attempt(self, events: Sequence[Raw]) -> Plan[list[Rule]]:
-        return self._bring_right(events, self._fence)
+        return self._recompute(events, self._fence)
 
     def _pass_over(self, event: Raw, error: Exception) -> Plan[list[Rule]]:
         """Set aside a document whose event cannot be handled."""
@@ -346,7 +346,7 @@ class Follower(Leader):
         yield from set_aside(label, collection, key, error)
         return []
 
-    def _bring_right(self, events: Sequence[Raw], end: Finish) -> Plan[list[Rule]]:
+    def _recompute(self, events: Sequence[Raw], end: Finish) -> Plan[list[Rule]]:
         """Recompute what events concern, `end` with the last of it; rules that a backfill must see to."""
         dirty = Dirty()
         self._note(events, dirty)
@@ -361,7 +361,7 @@ class Follower(Leader):
             )
         unsettled = [*dirty.upset, *dirty.blind]
         if unsettled:
-            # Sources went of which nobody knows what they fed.
+            # Sources were removed, and it is not known what they fed.
             self._totals.forget()
         self._plan_backfill(unsettled)
 
@@ -453,11 +453,11 @@ class Follower(Leader):
 
     # -- backfill -----------------------------------------------------------------------------------
 
-    def _plan_backfill(self, rules: Iterable[Rule], *, anew: bool = True) -> None:
-        """Note which collections need a backfill; from the beginning if `anew`."""
+    def _plan_backfill(self, rules: Iterable[Rule], *, restart: bool = True) -> None:
+        """Note which collections need a backfill; from the beginning if `restart`."""
         for rule in rules:
             name = rule.target.collection
-            if anew or name not in {each["collection"] for each in self.backfills}:
+            if restart or name not in {each["collection"] for each in self.backfills}:
                 self.backfills = [each for each in self.backfills if each["collection"] != name]
                 self.backfills.append({"collection": name, "after": None})
 

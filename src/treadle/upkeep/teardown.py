@@ -36,7 +36,7 @@ from treadle.plan import (
     find_one,
     update_many,
 )
-from treadle.upkeep import closed, findings, fingerprints, jobs, position, setup_record
+from treadle.upkeep import closed_windows, findings, fingerprints, jobs, position, setup_record
 from treadle.upkeep.change_stream import CONTROLS
 from treadle.upkeep.setup_record import IMAGES, STATE_PREFIX, CollectionRecord
 
@@ -310,7 +310,7 @@ class _Teardown:
         yield from delete_many(SET_ASIDE, {"$or": about})
         yield from delete_many(findings.COLLECTION, {"_id.model": {"$in": names}})
         yield from delete_many(findings.VERIFICATIONS, {"_id": {"$in": names}})
-        yield from delete_many(closed.COLLECTION, {"_id": {"$in": names}})
+        yield from delete_many(closed_windows.COLLECTION, {"_id": {"$in": names}})
         of_these = {"models.0": {"$exists": True}, "models": {"$not": {"$elemMatch": {"$nin": names}}}}
         yield from delete_many(jobs.COLLECTION, of_these)
         yield from delete_many(fingerprints.COLLECTION, {"_id": {"$in": self._own_rows()}})

@@ -35,7 +35,7 @@ from treadle.upkeep.dirty import Mark
 
 # Ids that no collation takes for equal to another.
 _PLAIN_KEYS = frozenset({ObjectId, int, Int64, UUID})
-# With fewer sources than this nobody asks how many there are in all.
+# With fewer sources than this the total number is not asked for.
 MANY = 1_000
 
 
@@ -115,7 +115,7 @@ class Counted:
         self._new = {}
         unknown = []
         for number, (key, document) in enumerate(zip(frozen, documents, strict=True)):
-            # One that somebody else has written since is counted again, whoever was right.
+            # One that another program has written since is counted again.
             written = self._written.get(key)
             if written and all(same(value_at(document, path), value) for path, value in written.items()):
                 self._new[key] = self._known[key]

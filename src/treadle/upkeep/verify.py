@@ -32,14 +32,14 @@ from treadle.plan.server_errors import message_of
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, plain, value_at
-from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
+from treadle.upkeep.closed_windows import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.groups import differing, examine_groups, orphan
 from treadle.upkeep.position import NAME as WORKER
 from treadle.upkeep.sweep import Sweep
 
 # Groups of a rollup that are computed in one query.
 GROUP_PAGE = 200
-# Further looks at a wrong value that an active worker may be about to put right.
+# Further looks at a wrong value that an active worker may be about to correct.
 VERIFY_LOOKS = 4
 # The pause before each.
 VERIFY_LOOK_SECONDS = 0.5
@@ -133,7 +133,7 @@ def confirm(
 
 
 def _not_examined(entry: ModelEntry, key: Any, reason: str) -> Finding:
-    """A document of which nobody can say whether it is right; `status` lists it with the others."""
+    """A document that cannot be verified; `status` lists it with the others."""
     return Finding("set-aside", entry.model.__name__, key, "", None, escape_text(reason))
 
 
@@ -198,7 +198,7 @@ def _look_again(
 def _give_time(
     graph: Graph, server: Capabilities, entry: ModelEntry, findings: Sequence[Finding]
 ) -> Plan[list[Finding]]:
-    """The findings without those that the worker is about to put right.
+    """The findings without those that the worker is about to correct.
 
     What is maintained by stream is always a moment behind. While a worker is
     active, such a finding counts only if nothing about it changes for a while.

@@ -19,7 +19,7 @@ from treadle.plan.capabilities import NOWHERE
 from treadle.plan.server_errors import UNKNOWN_TIME_ZONE, is_refusal
 
 FIRST = datetime(2000, 1, 1, 12, tzinfo=UTC)
-# To the end of 2027: offsets of later days are nobody's to know.
+# To the end of 2027: offsets of later days are not known.
 DAYS = 10_226
 # What `treadle doctor` looks at: large zones, and those whose rules changed in the last years.
 WELL_KNOWN = (

@@ -118,7 +118,7 @@ def _admit(request: Request) -> None:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """A sentence in place of what was asked for; nobody sees a traceback."""
+    """A sentence in place of the answer; no traceback is shown."""
     status, headers = 500, {}
     sentence = "Something went wrong here; the log of treadle serve says what."
     if isinstance(error, Refused):

@@ -1,10 +1,10 @@
 """The figures that all pages show: read once per interval, however many browsers look.
 
 A task asks the Store for its status, its jobs, what was set aside and what
-verify found. Pages, JSON and metrics are made of the last answer. While
-nobody looks, it asks less often. A database that does not answer is no error
-of a page: the page says so, shows what was known last, and the task goes on
-asking.
+verify found. Pages, JSON and metrics are made of the last answer. It
+asks less often while no page is open. A database that does not answer is no
+error of a page: the page says so and shows the last figures, and the task
+continues to ask.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pymongo.errors import PyMongoError
 
 from treadle.errors import TreadleError
 from treadle.model.text import get_logger
-from treadle.upkeep.aside import SetAsideDocument
 from treadle.upkeep.findings import KeptFinding
 from treadle.upkeep.jobs import JobStatus
+from treadle.upkeep.quarantine import SetAsideDocument
 from treadle.upkeep.status import RuleStatus, Status
 
 READ_SECONDS_MAX = 5.0
-# While nobody looks; and how long somebody is taken to look after a request.
+# While no page is open; and for how long one counts as open after a request.
 IDLE_SECONDS = 15.0
 LOOKING_SECONDS = 30.0
 HOUR_SECONDS = 3600.0
@@ -71,7 +71,7 @@ class Figures:
 
 
 class Board:
-    """The last figures, the last hour, and whoever waits for the next ones."""
+    """The last figures, the last hour, and the requests that wait for the next ones."""
 
     def __init__(self, store: Any, interval: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.store = store
@@ -94,7 +94,7 @@ class Board:
     async def run(self) -> None:
         """Read again and again."""
         while True:
-            # Cleared first: whoever hurries during a reading wants another one.
+            # Cleared first: a request that arrives during a reading wants another one.
             self._wake.clear()
             await self.read()
             try:
@@ -107,7 +107,7 @@ class Board:
         return self.interval if looked else max(self.interval, IDLE_SECONDS)
 
     def look(self) -> Figures:
-        """The last figures; somebody looks, so that the next ones come soon."""
+        """Return the last figures; a page is open, so that the next ones are read soon."""
         idle = self._monotonic() - self._looked >= LOOKING_SECONDS
         self._looked = self._monotonic()
         if idle:

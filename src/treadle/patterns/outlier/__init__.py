@@ -1,3 +1,3 @@
-"""Outlier: an array that is embedded up to a limit, and goes on in a collection of its own."""
+"""Outlier: an array that is embedded up to a limit, and continues in a collection of its own."""
 
 from treadle.patterns.outlier.declaration import Outlier as Outlier

@@ -76,7 +76,7 @@ class Operations(Reads):
         where a verify of the same models was interrupted. With `fields`, what
         is about these fields.
         """
-        upkeep.proof.check(sample, since, resume)
+        upkeep.verification.check(sample, since, resume)
         entries = self.graph.chosen(models)
         only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
         if since is None:
@@ -88,7 +88,7 @@ class Operations(Reads):
         with self._owning() as owner:
             job = self._job("verify", models, owner, throttle, progress, every_page=whole)
             found = self.runner.run(
-                upkeep.proof.prove(self.graph, server, entries, job, is_dead=common.is_dead, **options)
+                upkeep.verification.prove(self.graph, server, entries, job, is_dead=common.is_dead, **options)
             )
         return found if only is None else [each for each in found if upkeep.rebuild.is_about(only, each)]
 
@@ -223,20 +223,20 @@ class Operations(Reads):
 
     # -- what was set aside -------------------------------------------------------------------
 
-    def set_aside(self, rule: str | None = None) -> list[upkeep.aside.SetAsideDocument]:
+    def set_aside(self, rule: str | None = None) -> list[upkeep.quarantine.SetAsideDocument]:
         """Return the documents that could not be processed, and why; of all rules, or of one."""
-        return self.runner.run(upkeep.aside.listed(self.graph, rule))
+        return self.runner.run(upkeep.quarantine.listed(self.graph, rule))
 
-    def retry(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
+    def retry(self, item: upkeep.quarantine.SetAsideDocument | str) -> bool:
         """Process a document again that was set aside. Returns whether that succeeded."""
         server = self._capabilities()
-        found = self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
-        return self.runner.run(upkeep.aside.retry(self.graph, server, found))
+        found = self.runner.run(upkeep.quarantine.named(self.graph, item)) if isinstance(item, str) else item
+        return self.runner.run(upkeep.quarantine.retry(self.graph, server, found))
 
-    def discard(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
+    def discard(self, item: upkeep.quarantine.SetAsideDocument | str) -> bool:
         """Forget a document that was set aside, and leave it as it is. Returns whether it was still noted."""
-        found = self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
-        return self.runner.run(upkeep.aside.discard(found))
+        found = self.runner.run(upkeep.quarantine.named(self.graph, item)) if isinstance(item, str) else item
+        return self.runner.run(upkeep.quarantine.discard(found))
 
     # -- long runs ----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ MIGRATION = "migrate "
 
 @dataclass(frozen=True)
 class SetAsideDocument:
-    """A document that could not be brought right, and why; the others went on."""
+    """A document that could not be processed, and why."""
 
     rule: str
     collection: str
@@ -98,7 +98,7 @@ def retry(graph: Graph, server: Capabilities, item: SetAsideDocument) -> Plan[bo
     require_item(item)
     if item.rule.startswith(MIGRATION):
         raise UsageError(
-            f"{item.collection} {item.document_id!r} was set aside by a migration; mend it, then run "
+            f"{item.collection} {item.document_id!r} was set aside by a migration; correct it, then run "
             "migrate(…, retry=True)",
             code="set-aside-migration",
         )

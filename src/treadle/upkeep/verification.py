@@ -27,7 +27,7 @@ from treadle.upkeep.change_stream import (
     ChangeStream,
     operation_time,
 )
-from treadle.upkeep.closed import NOT_YET, scheduled_bounds
+from treadle.upkeep.closed_windows import NOT_YET, scheduled_bounds
 from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
 from treadle.upkeep.jobs import Job
@@ -88,7 +88,7 @@ def prove(
     if resume:
         # The page at which the other one ended was looked at twice.
         found = list({(each.model, freeze(each.document_id), each.path): each for each in found}.values())
-    # Somebody who may only read can verify all the same.
+    # A user who may only read can verify all the same.
     with contextlib.suppress(OperationFailure):
         yield from findings.keep(graph, job.identity, found)
         counted: list[Raw] = []

@@ -32,7 +32,7 @@ def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:
         for number, part in enumerate(group.match.group)
         if part.window is not None
     }
-    # Whoever asks holds a lease, so that this collection has a document to compute with.
+    # The caller holds a lease, so that this collection has a document to compute with.
     (row,) = yield from aggregate(
         "treadle.leases",
         [{"$limit": 1}, {"$replaceWith": {"now": {"$literal": now}}}, {"$replaceWith": starts}],
