@@ -28,7 +28,7 @@ from treadle.engine.documents import (
 )
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation
-from treadle.engine.queries import find_matching, may_match_outdated
+from treadle.engine.queries import find_matching, may_match, may_match_outdated
 from treadle.engine.references import follow_own
 from treadle.engine.updates import EachWrite, UpdateMany, merges_by_id, merges_single
 from treadle.engine.version_upgrade import (
@@ -138,7 +138,7 @@ class Delete(_Delete, Write[D | None]):
                 raw = yield from find_one_and_delete(entry.collection, chosen)
             else:
                 raw = yield from find_one_and_update(entry.collection, chosen, _soft_deletion(entry))
-        if raw is None and divided is not None and (yield from may_match_outdated(entry, self.filter)):
+        if raw is None and divided is not None and (yield from may_match(entry, self.filter)):
             raise CommitNeeded
         return (yield from self._current(raw))
 

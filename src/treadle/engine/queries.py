@@ -19,7 +19,7 @@ from treadle.errors import UsageError
 from treadle.graph.model_entry import ModelEntry
 from treadle.graph.query import ReadAs
 from treadle.graph.versions import Divided
-from treadle.plan import Plan, Raw, Read
+from treadle.plan import Plan, Raw, Read, find_one
 from treadle.query.attributes import sorting_stages, sorts_by_attribute
 from treadle.query.keys import freeze
 
@@ -132,6 +132,16 @@ def may_match_outdated(entry: ModelEntry, condition: Raw) -> Plan[bool]:
     """Whether an outdated document meets a caller's filter, as far as it can be told before the upgrade."""
     divided = entry.versions.divide(condition)
     return (yield from matches_outdated(entry, condition if divided is None else divided.stored))
+
+
+def may_match(entry: ModelEntry, condition: Raw) -> Plan[bool]:
+    """Whether a document of any version meets a caller's filter, as far as it can be told before the upgrade.
+
+    One read, so that a document that is migrated at the same time is seen in one of its forms.
+    """
+    divided = entry.versions.divide(condition)
+    candidates = condition if divided is None else entry.versions.candidates(divided)
+    return (yield from find_one(entry.collection, candidates, {"_id": 1})) is not None
 
 
 def _is_partial(command: Read) -> bool:

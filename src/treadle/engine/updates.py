@@ -26,7 +26,7 @@ from treadle.engine.documents import (
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
-from treadle.engine.queries import find_matching, may_match_outdated, refuse_changed
+from treadle.engine.queries import find_matching, may_match, may_match_outdated, refuse_changed
 from treadle.engine.references import follow_own
 from treadle.engine.version_upgrade import upgrade_stored, upgraded
 from treadle.errors import InvalidValue, PartlyDone, UsageError
@@ -174,7 +174,8 @@ class Update(_Update, Write[D | None]):
                 raise CommitNeeded
             current = {"$and": [chosen, chain.current_only]}
             raw = yield from self._find_and_update(current, after=self.returns == "after")
-            if raw is None and (yield from may_match_outdated(entry, chosen)):
+            # It may have been upgraded since it was passed over.
+            if raw is None and (yield from may_match(entry, chosen)):
                 raise CommitNeeded
             return raw
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from treadle import AncestorArray, Count, DataError, Document, Limits, ParentReference, migration
+from treadle import AncestorArray, Count, DataError, Document, Limits, ParentReference, Store, migration
 
 
 class Ticket(Document, collection="tickets", version=2):
@@ -122,3 +122,43 @@ def test_a_tree_of_many_older_nodes_is_to_be_migrated_first(run, database):
     assert "tree-outdated" == caught.value.code
     store.migrate(Node)
     assert 2 == store.tree(Node).move(1, 2).parent_id
+
+
+class Case(Document, collection="cases", version=2):
+    id: int
+    state: str
+    note: str = ""
+
+
+@migration(Case, from_version=1, fields=("closed", "state"))
+def _case_state(document: dict[str, Any]) -> dict[str, Any]:
+    document["state"] = "closed" if document.pop("closed") else "open"
+    return document
+
+
+WRITES = {
+    "update": lambda store: store.update(Case, 1, {"$set": {"note": "x"}}),
+    "delete": lambda store: store.delete(Case, {"_id": 1, "state": "closed"}),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_document_that_is_migrated_between_two_looks_is_written(database, write):
+    """The first look is at current documents; the second one must see it in either form."""
+    store = Store(database, [Case])
+    store.setup()
+    database["cases"].insert_one({"_id": 1, "closed": True})
+    real, looked = store.runner._perform, []
+
+    def perform(command: Any, *rest: Any) -> Any:
+        answer = real(command, *rest)
+        if getattr(command, "method", "").startswith("find_one_and") and not looked:
+            looked.append(answer)
+            current = {"state": "closed", "schema_version": 2}
+            database["cases"].update_one({"_id": 1}, {"$set": current, "$unset": {"closed": 1}})
+        return answer
+
+    store.runner._perform = perform  # type: ignore[method-assign]
+    assert WRITES[write](store) is not None
+    assert [None] == looked
+    assert ["x"] * (write == "update") == [each["note"] for each in database["cases"].find()]
