@@ -25,14 +25,14 @@ FOUND = {"_id": 1}
 class ConstantRunner(Runner):
     """Answers every command with the same document."""
 
-    def _perform(self, command: Any, session: Any) -> Any:
+    def _perform(self, command: Any, session: Any, answers: bool = False) -> Any:
         return FOUND
 
 
 class ConstantAsyncRunner(AsyncRunner):
     """Answers every command with the same document."""
 
-    async def _perform(self, command: Any, session: Any) -> Any:
+    async def _perform(self, command: Any, session: Any, answers: bool = False) -> Any:
         return FOUND
 
 

@@ -39,7 +39,10 @@ PYDANTIC = "\n".join(
         "client = MongoClient('mongodb://127.0.0.1:1/x', connect=False)",
     ]
 )
-# Four models that follow each other, the others plain.
+NUMBERED = "\n".join(
+    f'class Plain{number}(Document, collection="plain{number}"):{FIELDS}' for number in range(MODELS - 4)
+)
+# Four models that are derived from each other, the others plain.
 TREADLE = f"""
 from typing import Annotated
 from pydantic import BaseModel
@@ -65,12 +68,9 @@ class Order(Document, collection="orders"):
     customer_id: Id
     customer: Annotated[Card | None, ExtendedReference(Customer, by="customer_id")] = None
 
-plain = []
-for number in range({MODELS - 4}):
-    class Plain(Document, collection=f"plain{{number}}"):{FIELDS.replace("    ", "        ")}
-    plain.append(Plain)
+{NUMBERED}
 client = MongoClient('mongodb://127.0.0.1:1/x', connect=False)
-Store(client["x"], [Review, Product, Customer, Order, *plain])
+Store(client["x"], [Review, Product, Customer, Order, {", ".join(f"Plain{n}" for n in range(MODELS - 4))}])
 """
 
 
