@@ -115,7 +115,7 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     assert re.search(r"reviews.aggregate, with \$group [\d.]+ ms, 2\d\d documents read", told)
     assert re.search(r"store.get\(Product, id\) [\d.]+ ms, 1 document read", told)
     assert "5,760 documents of readings became 96" in told
-    assert re.search(r"Order.customer \(extended-reference\) \{[^}]*, expected \{'name': 'Nobody'", told)
+    assert re.search(r"Order.customer \(extended-reference\) \{[^}]*, expected \{'name': 'Stale'", told)
     assert "documents repaired; verify() now finds 0 " in told
     copied = [line for line in seen.splitlines() if str(tmp_path) in line or "mongosh" in line]
     assert all(len(line) <= 48 for line in seen.splitlines() if line not in copied)
