@@ -10,8 +10,6 @@ from tools.measure import BANNED, BANNED_MODULES
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "treadle"
-# Packages whose rewrite is still to come. The list only shrinks.
-NOT_YET = ("advisor",)
 PAGES = [
     ROOT / name
     for name in (
@@ -36,9 +34,7 @@ PAGES = [
 
 
 def sources() -> Iterator[Path]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        if path.relative_to(SOURCE).parts[0] not in NOT_YET:
-            yield path
+    yield from sorted(SOURCE.rglob("*.py"))
 
 
 def used(path: Path) -> list[str]:
@@ -59,7 +55,3 @@ def test_modules_are_nouns() -> None:
 @pytest.mark.parametrize("text", ["Whoever comes", "this goes on", "put right", "it mends"])
 def test_a_banned_phrase_is_recognised(text: str) -> None:
     assert BANNED.search(text)
-
-
-def test_packages_that_are_still_to_come_exist() -> None:
-    assert [] == [name for name in NOT_YET if not (SOURCE / name).exists()]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from treadle.advisor import copies, pasts, structure
+from treadle.advisor import copies, former_states, structure
 from treadle.advisor.copies import Comparison, CopyCandidate, TallyCandidate
 from treadle.advisor.facts import CollectionFacts, Copy, FieldFacts, Limits, Past, Relation, Tally
 from treadle.advisor.measure import with_note
@@ -44,7 +44,7 @@ class Comparer:
     def run(self, relations: Iterable[Relation]) -> None:
         relations = list(relations)
         self._along(relations)
-        for past, of in pasts.candidates(self.collections):
+        for past, of in former_states.candidates(self.collections):
             find = partial(self._past, past, of, relations)
             self._attempt(past.name, "whether it holds former states", find)
 
@@ -222,7 +222,7 @@ class Comparer:
         }
 
     def _past(self, past: CollectionFacts, of: CollectionFacts, relations: Iterable[Relation]) -> None:
-        shared = pasts.shared_fields(past, of)
+        shared = former_states.shared_fields(past, of)
         if not shared:
             return
         by = next(

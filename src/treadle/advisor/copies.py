@@ -297,7 +297,7 @@ def _may_be_average(each: FieldFacts, part: FieldFacts) -> bool:
 
 
 def decimals(values: Iterable[Any]) -> int:
-    """To how many decimals numbers are rounded, but for a few that somebody forgot to round."""
+    """To how many decimals numbers are rounded, except a few that were not rounded."""
     numbers = [_float(value) for value in values]
     for most in range(DECIMALS_MAX):
         rounded = sum(abs(round(number, most) - number) < EXACT for number in numbers)

@@ -157,7 +157,7 @@ def _factors(about: Relationship, choice: Choice) -> Iterator[str]:
         yield "Children keep coming: bound the array (Outlier), or embed only the newest (Subset)."
     if about.grows and not embedded:
         yield "Children keep coming: a Subset keeps the newest few in the parent."
-        yield "Where the old ones are no longer read, an Archive moves them away and goes on counting them."
+        yield "Where the old ones are no longer read, an Archive moves them away and still counts them."
     if choice == "arrays-of-ids":
         yield "Read from both sides: Links keeps the ids at both ends, in one collection."
     if about.referred_to_by_others and embedded:
@@ -178,7 +178,7 @@ def _factors(about: Relationship, choice: Choice) -> Iterator[str]:
 def could_embed(scan: Scan, relation: Relation, depth: int = 0) -> bool:
     """Whether the children are parts of their parents, by the decision's numbers and by how they are read.
 
-    Nobody else may refer to them, unless that in turn is part of them.
+    Nothing else may refer to them, unless that in turn is part of them.
     """
     child = scan.collections[relation.child]
     if relation.many or relation.child == relation.parent or depth > CHAIN_MAX:
@@ -225,7 +225,7 @@ def _owner(scan: Scan, child: CollectionFacts) -> Relation | None:
         return min(among, key=lambda each: (-each.read_by_parent, each.childless / max(1, each.parents)))
     if len(relations) != 1 or relations[0].children.maximum > PARTS_MAX:
         return None
-    # A few addresses or phone numbers: with no name and no time of their own, and nobody refers to them.
+    # A few addresses or phone numbers: with no name and no time of their own, and nothing refers to them.
     is_referred_to = any(each.parent == child.name for each in scan.relations)
     happens = any("date" in each.types for each in child.top())
     return None if is_referred_to or is_thing or happens else relations[0]

@@ -16,7 +16,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.advisor import natural, probes, samples, statistics, structure
+from treadle.advisor import natural_keys, probes, samples, statistics, structure
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Growth, Limits, Shape
 from treadle.advisor.reading import NO_RIGHTS, TOO_LARGE, TOO_LONG, TOO_MUCH, Lost, Reader, Refused
 from treadle.advisor.relations import thin
@@ -97,7 +97,7 @@ class Measurer:
         except Lost:
             raise
         except Exception as error:
-            # Data that this module does not understand is reported, and the scan goes on.
+            # Data that this module does not understand is reported, and the scan continues.
             return replace(facts, skipped=f"it was not understood ({type(error).__name__})")
 
     def _is_gridfs(self, facts: CollectionFacts) -> bool:
@@ -226,7 +226,7 @@ class Measurer:
             return None
         if not rows or len(rows) > self.limits.shapes:
             return None
-        self.documents = thin(documents, natural.SAMPLED_DOCUMENTS)
+        self.documents = thin(documents, natural_keys.SAMPLED_DOCUMENTS)
         if not self._keeps_enough():
             self.samples[facts.name] = structure.read_values(rows, keys)
         return self._with_shapes(facts, structure.read_shapes(rows), share)

@@ -10,7 +10,7 @@ from treadle.advisor.facts import FieldFacts
 
 # Each name is compared with every other one.
 NAMES_CACHED = 20_000
-# What somebody is in another document, and where people are kept: `support_rep_id` refers to employees.
+# The role of a person in another document, and where people are stored: `support_rep_id` refers to employees.
 ROLES = frozenset(
     {"rep", "representative", "agent", "manager", "supervisor", "owner", "author", "creator", "editor"}
     | {"assignee", "approver", "reviewer", "reporter", "teacher", "instructor", "coach", "clerk", "cashier"}
@@ -76,10 +76,10 @@ def subject(collection: str) -> tuple[str, ...]:
 
 
 def in_role(field: FieldFacts, collections: Iterable[str]) -> str | None:
-    """The only collection of which somebody or something may do what the field's name says; None if several.
+    """The only collection whose documents may do what the field's name says; None if several.
 
     A support representative is one of the employees, and what is shipped via
-    somebody goes with a shipper.
+    a person ships with a shipper.
     """
     names = list(collections)
     for people in (PEOPLE, PEOPLE_BY_TRADE):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from treadle.advisor import natural, probes, relations, structure, workload
+from treadle.advisor import natural_keys, probes, relations, structure, workload
 from treadle.advisor.facts import CollectionFacts, Distribution, Limits, Relation, TreeFacts, Workload
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Lost, Reader, Refused
@@ -51,7 +51,7 @@ class Prover:
     relations: list[Relation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # Hashes of the values of unique fields, per collection and field; never part of the facts.
-    keys: dict[str, dict[str, natural.Key]] = field(default_factory=dict)
+    keys: dict[str, dict[str, natural_keys.Key]] = field(default_factory=dict)
     # Large collections, of which only the values are known that others hold.
     partly_known: set[str] = field(default_factory=set)
 
@@ -86,7 +86,7 @@ class Prover:
         except Lost:
             raise
         except Exception as error:
-            # Values that this module does not understand are reported, and the scan goes on.
+            # Values that this module does not understand are reported, and the scan continues.
             note = f"{what} was not understood ({type(error).__name__})"
         self.collections[child] = with_note(self.collections[child], note)
         return None
@@ -99,51 +99,51 @@ class Prover:
         for number, parent in enumerate(parents.values()):
             if (
                 sum(len(each.hashes) for keys in self.keys.values() for each in keys.values())
-                > natural.HASHES_MAX
+                > natural_keys.HASHES_MAX
             ):
                 self.notes.append("References by other keys than ids were sought in the first collections.")
                 break
-            fields = natural.key_fields(parent)
+            fields = natural_keys.key_fields(parent)
             if not fields:
                 continue
             report(f"keys: {parent.name}", number, len(parents))
-            pipeline = natural.values_pipeline(fields, [])
+            pipeline = natural_keys.values_pipeline(fields, [])
             rows = self._attempt(parent.name, "what it is known by", partial(self._rows, parent, pipeline))
             if rows:
-                self.keys[parent.name] = natural.unique_keys(fields, rows)
+                self.keys[parent.name] = natural_keys.unique_keys(fields, rows)
         values: dict[str, dict[str, list[Any]]] = {}
         for child in parents.values():
-            fields = natural.referring_fields(child)
+            fields = natural_keys.referring_fields(child)
             if not fields or len(parents) < 2:
                 continue
             if child.name in self.referring:
                 values[child.name] = self.referring[child.name]
                 continue
-            sample: list[structure.Stage] = [{"$sample": {"size": natural.sampled_documents(child)}}]
-            pipeline = natural.values_pipeline(fields, sample)
+            sample: list[structure.Stage] = [{"$sample": {"size": natural_keys.sampled_documents(child)}}]
+            pipeline = natural_keys.values_pipeline(fields, sample)
             rows = self._attempt(child.name, "what it refers to", partial(self._rows, child, pipeline))
-            values[child.name] = natural.sampled_values(fields, rows or [])
+            values[child.name] = natural_keys.sampled_values(fields, rows or [])
         for parent in parents.values():
             self._find_large_keys(parent, values)
-        known = natural.by_kind(parents, self.keys)
+        known = natural_keys.by_kind(parents, self.keys)
         return [
             each
             for name, sampled in values.items()
-            for each in natural.candidates(parents[name], sampled, known)
+            for each in natural_keys.candidates(parents[name], sampled, known)
         ]
 
     def _find_large_keys(
         self, parent: CollectionFacts, values: Mapping[str, Mapping[str, list[Any]]]
     ) -> None:
         """Note the values that a large collection shares with others; if they are unique is asked later."""
-        fields = natural.large_key_fields(parent)
-        sought = natural.sought(values, parent.name) if fields else []
+        fields = natural_keys.large_key_fields(parent)
+        sought = natural_keys.sought(values, parent.name) if fields else []
         if not sought:
             return
-        pipeline = natural.found_pipeline(fields, sought)
+        pipeline = natural_keys.found_pipeline(fields, sought)
         rows = self._attempt(parent.name, "what it is known by", partial(self._rows, parent, pipeline))
-        if rows and len(rows) < natural.FOUND_ROWS_MAX:
-            self.keys[parent.name] = natural.unique_keys(fields, rows)
+        if rows and len(rows) < natural_keys.FOUND_ROWS_MAX:
+            self.keys[parent.name] = natural_keys.unique_keys(fields, rows)
             self.partly_known.add(parent.name)
 
     def _rows(self, facts: CollectionFacts, pipeline: list[structure.Stage]) -> list[dict[str, Any]]:

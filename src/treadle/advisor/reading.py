@@ -45,7 +45,7 @@ NO_RIGHTS = "no rights"
 TOO_LONG = "it took too long"
 TOO_LARGE = "it needs more memory than the server grants"
 TOO_MUCH = "it is more than this process may hold"
-_DROPPED = "it was dropped meanwhile"
+_DROPPED = "it was dropped during the scan"
 # What the server's errors mean for a scan.
 _REASONS = {
     **dict.fromkeys(UNAUTHORIZED | {AUTHENTICATION_FAILED}, NO_RIGHTS),

@@ -91,7 +91,7 @@ def name_score(field: FieldFacts, collection: str) -> int:
 
 
 def is_own_key(facts: CollectionFacts, field: FieldFacts) -> bool:
-    """Whether a field is called the id of its own collection: what others refer to refers to nobody."""
+    """Whether a field is called the id of its own collection: what others refer to refers to nothing."""
     parts = words(field.name)
     is_id = parts == ("id",) or (parts[-1:] == ("id",) and stem(field.name) == subject(facts.name))
     return len(field.steps) == 1 and is_id
@@ -105,7 +105,7 @@ def keys_of(parent: CollectionFacts) -> list[str]:
             keys.append(index.fields[0])
     for place, field in enumerate(parent.top()):
         is_common_key = field.share > 0.99 and field.type in KEY_TYPES
-        # Such as AlbumId in albums, or just Id, or the id that comes first, beside an _id that nobody uses.
+        # Such as AlbumId in albums, or just Id, or the id that comes first, beside an _id that is not used.
         is_id = is_own_key(parent, field) or (not place and last_word(field.name) == "id")
         if is_common_key and is_id:
             keys.append(field.path)

@@ -26,7 +26,7 @@ from bson import (
     Timestamp,
 )
 
-from treadle.advisor import natural
+from treadle.advisor import natural_keys
 from treadle.advisor.facts import CollectionFacts
 from treadle.advisor.relations import values_at
 from treadle.advisor.structure import likely_keys, query_path
@@ -74,7 +74,7 @@ def shape_rows(documents: Sequence[Row], keys_max: int) -> tuple[list[Row], list
 
 def _row(signature: tuple[tuple[str, str], ...], documents: list[Row]) -> Row:
     row: Row = {"_id": signature, "n": len(documents), "first": None, "last": None}
-    # Only ObjectIds tell when they were made; of other ids nobody asks for the first.
+    # Only ObjectIds tell when they were made; of other ids the first is not asked for.
     if ("_id", "objectId") in signature:
         # As bytes, which compare in the same order, and at once.
         ids = [each["_id"].binary for each in documents]
@@ -84,18 +84,18 @@ def _row(signature: tuple[tuple[str, str], ...], documents: list[Row]) -> Row:
 
 def referring_values(facts: CollectionFacts, documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The values of the fields that may refer to other collections, as the server would send them."""
-    fields = natural.referring_fields(facts)
+    fields = natural_keys.referring_fields(facts)
     rows = [
         {f"f{number}": _short(each, query_path(field.steps)) for number, field in enumerate(fields)}
         for each in documents
     ]
-    return natural.sampled_values(fields, rows)
+    return natural_keys.sampled_values(fields, rows)
 
 
 def _short(document: Mapping[str, Any], path: str) -> list[Any]:
-    values = values_at(document, path)[: natural.ITEMS_MAX]
+    values = values_at(document, path)[: natural_keys.ITEMS_MAX]
     return [
         value
         for value in values
-        if not isinstance(value, str) or len(value.encode()) <= natural.KEY_LENGTH_MAX
+        if not isinstance(value, str) or len(value.encode()) <= natural_keys.KEY_LENGTH_MAX
     ]

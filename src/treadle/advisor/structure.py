@@ -35,7 +35,7 @@ MAP_KEY_SHARE_MAX = 0.2
 # So is one with fewer keys, if hardly any of them recurs.
 UNIQUE_KEYS_MIN = 8
 UNIQUE_KEY_OCCURRENCES_MAX = 3
-# Keys that nobody would choose as names: mail addresses, dates, ids and long numbers.
+# Keys that are not chosen as names: mail addresses, dates, ids and long numbers.
 _DATA = re.compile(
     r".*@.*\..*|\d{4}-\d\d.*|\d{4,}|[0-9a-f]{12,}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE
 )
@@ -134,7 +134,7 @@ def _creation_time(identity: Any) -> datetime | None:
 def collapse_maps(shapes: list[Shape], known: Collection[str] = ()) -> tuple[list[Shape], bool]:
     """The shapes with the keys of a top-level map replaced by `*`; and whether there was a map.
 
-    `known` are names for sure: those that somebody made an index on.
+    `known` are names for sure: those that have an index.
     """
     counts: Counter[str] = Counter()
     for shape in shapes:

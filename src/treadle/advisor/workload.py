@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from treadle.advisor.facts import READS, Query, Workload
-from treadle.advisor.joined import Join, join_of, used
+from treadle.advisor.workload_joins import Join, join_of, used
 
 SHAPES_MAX = 5_000
 DEPTH_MAX = 20

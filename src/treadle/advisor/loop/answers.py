@@ -119,7 +119,7 @@ def same_sorted(first: Sequence[Row], second: Sequence[Row], sort: Iterable[str]
     if same_rows(first, second, ordered=True):
         return True
     paths = list(sort)
-    # By what the rows do not show, nobody can tell which of them tie.
+    # Which of them tie cannot be told by what the rows do not show.
     if not all(any(at(row, path) is not None for row in first) for path in paths):
         return False
     return same_first(first, second, paths) and (cut or same_rows(first, second, ordered=False))

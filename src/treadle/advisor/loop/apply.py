@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 def silent(text: str) -> None:
-    """A log that nobody reads."""
+    """A log that is not read."""
 
 
 def apply(

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from treadle.advisor.joined import Join, join_of
 from treadle.advisor.loop.answers import at, same, same_embedded, same_piped, without
 from treadle.advisor.loop.request_shape import group_of
 from treadle.advisor.loop.workload_file import Request
 from treadle.advisor.proposals import Derived, Draft
+from treadle.advisor.workload_joins import Join, join_of
 
 Row = Mapping[str, Any]
 _SIZES = {"$size": "count", "$sum": "sum", "$avg": "average", "$min": "min", "$max": "max"}
@@ -241,7 +241,7 @@ class ChildrenRewriter:
 
 
 def _plain_names(projection: Any) -> set[str]:
-    """The fields that a projection includes; one that does anything else names what nobody holds."""
+    """The fields that a projection includes; only "?" if it does anything else."""
     if not isinstance(projection, Mapping):
         return {"?"}
     included = {str(name) for name, value in projection.items() if value in (1, True)}

@@ -22,7 +22,7 @@ ROUNDS_MIN = 4
 # A machine that does other things interrupts some runs; the best of a few says what the request takes.
 BEST_OF = 3
 GROUP_SECONDS_MAX = 5.0
-# Where others write meanwhile, answers that differ are compared again as often.
+# Beside other writers, answers that differ are compared again as often.
 ATTEMPTS_MAX = 5
 
 # Performs something and gives (commands, documents examined, bytes answered) of it on a database.

@@ -31,7 +31,7 @@ def catch_up(store: Store) -> float:
 
 
 def _all(follower: Follower) -> Plan[None]:
-    # On a private server nobody else leads.
+    # On a private server there is no other leader.
     yield from follower.lead()
     yield from follower.run_until_idle()
     yield from follower.resign()

@@ -76,7 +76,7 @@ def raise_level(database: Database[Any], former: Level, deadline: datetime) -> N
 
 
 def set_back(database: Database[Any], former: Level) -> None:
-    """Set the former level, unless somebody has set another one since."""
+    """Set the former level, unless another one was set since."""
     if raised_by_recording(read_level(database)) is not None:
         translate_errors(lambda: _command(database, former.as_command()))
 

@@ -121,7 +121,7 @@ def _permitted(database: Database[Any]) -> Level:
 
 @contextlib.contextmanager
 def _output(path: Path, force: bool) -> Iterator[BinaryIO]:
-    """A file that nobody else may read."""
+    """A file that only its owner may read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if force else os.O_EXCL)
     try:
         descriptor = os.open(path, flags, MODE_PRIVATE)

@@ -44,7 +44,7 @@ from treadle.store.blocking.store import Store
 
 DOCUMENTS = 100_000
 PROFILE_BYTES = 32_000_000
-# The copy is small, and whoever tries may have little memory: the least cache that a server takes.
+# The copy is small, and the machine may have little memory: the least cache that a server takes.
 SMALL_SERVER = ("--wiredTigerCacheSizeGB=0.25",)
 BEFORE = "before"
 

@@ -132,7 +132,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload file: what its header and its last line say, and its requests, read anew each time."""
+    """A workload file: what its header and its last line say, and its requests, read again each time."""
 
     path: Path
     database: str

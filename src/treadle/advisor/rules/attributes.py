@@ -49,7 +49,7 @@ def find(scan: Scan) -> Iterator[Finding]:
             if len(indexed) < INDEXED_MIN:
                 continue
             queried = _queried(scan, facts, sparse)
-            # A workload that asks for none of them shows indexes that nobody needs.
+            # A workload that asks for none of them shows indexes that are not needed.
             if scan.workload is None or len(queried) >= QUERIED_MIN:
                 yield _finding(scan, facts, holder, sparse, indexed, queried)
 

@@ -140,7 +140,7 @@ def _drifted(scan: Scan, tally: Tally) -> Finding:
         "documents compared": tally.compared,
         "drifted": tally.drifted,
         "drifted, share": part,
-        "maintained by": "nobody",
+        "maintained by": "nothing",
     }
     drifted = f"{tally.drifted:,} of {tally.compared:,} ({part}) are wrong"
     if tally.sampled_of is not None:
@@ -150,7 +150,7 @@ def _drifted(scan: Scan, tally: Tally) -> Finding:
         RULE,
         tally.parent,
         tally.path,
-        f"{tally.path} is {what}, kept by hand, and nobody maintains it: {drifted}.",
+        f"{tally.path} is {what}, kept by hand, and nothing maintains it: {drifted}.",
         evidence,
         _tally_declaration(scan, tally),
         (

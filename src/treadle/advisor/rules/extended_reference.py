@@ -1,4 +1,4 @@
-"""Reads of a document that need a few fields of another one each time, and copies that nobody maintains."""
+"""Reads of a document that need a few fields of another one each time, and copies that nothing maintains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULE = Rule(
     "Extended Reference",
     "Every read does a second lookup",
     "Documents hold ids of another collection but none of its fields, and are read together with it; or "
-    "they hold copies of its fields that nobody maintains.",
+    "they hold copies of its fields that nothing maintains.",
     "Keep the reference, and embed the two or three fields that readers need beside it.",
     "Each change of a copied field updates its copies; the copies take space.",
     "One read instead of two; no $lookup.",
@@ -174,7 +174,7 @@ def _hot_fields(scan: Scan, parent: CollectionFacts, relation: Relation) -> list
     fields.sort(key=lambda each: (order.get(each.name, len(order)), each.type != "string"))
     read, whole = _read_fields(scan, relation)
     asked = [each for each in fields if each.name in read]
-    # What nobody reads would be copied at each change, for nothing.
+    # What is never read would be copied at each change, for nothing.
     if asked and not whole:
         return asked[:READ_FIELDS_MAX]
     return [*asked, *(each for each in fields if each not in asked)][: max(CARD_FIELDS_MAX, len(asked))]
@@ -227,7 +227,7 @@ def _stale_copy(copy: Copy, declaration: str) -> Finding:
         "stale": copy.stale,
         "stale, share": part,
         "missing beside a reference": copy.absent,
-        "maintained by": "nobody",
+        "maintained by": "nothing",
     }
     stale = f"{copy.stale:,} of {copy.compared:,} copies ({part}) are stale"
     if copy.sampled_of is not None:
@@ -237,7 +237,7 @@ def _stale_copy(copy: Copy, declaration: str) -> Finding:
         RULE,
         copy.child,
         copy.path,
-        f"{copy.path} repeats {source} by hand and nobody maintains it: {stale}.",
+        f"{copy.path} repeats {source} by hand and nothing maintains it: {stale}.",
         evidence,
         declaration,
         ("Run setup(), then repair() to correct the stale copies.",),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import Source, has_one_identity, quote
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Past, Scan
+from treadle.advisor.former_states import STATES_MIN, states_in
 from treadle.advisor.interface import Finding, Rule, length_evidence
-from treadle.advisor.pasts import STATES_MIN, states_in
 from treadle.advisor.wording import names
 
 RULE = Rule(
@@ -67,7 +67,7 @@ def _array(scan: Scan, facts: CollectionFacts, array: FieldFacts, shared: tuple[
             "fields that the states repeat": names(list(shared)),
         },
         _declaration(scan, facts, frozenset({array.name})),
-        (f"Run setup(); from then on each state is kept. Remove {array.path} when nobody reads it.",),
+        (f"Run setup(); from then on each state is kept. Remove {array.path} when it is no longer read.",),
         severity="info",
         confidence="medium",
     )

@@ -1,4 +1,4 @@
-"""A few documents whose array is a hundred times longer than everybody else's."""
+"""A few documents whose array is a hundred times longer than the others."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _derived(
         if path == "_id" or (path in names and not {"array", "object"} & set(child.fields[path].types))
     )
     fields = [each for each in _scalars(child) if each.path != relation.path]
-    # What nobody reads would be copied at each change, for nothing.
+    # What is never read would be copied at each change, for nothing.
     fields = [each for each in fields if read is None or each.name in read] or fields
     item, after = snake_case(child.name, "child"), "_".join(words(relation.path))
     return Derived(

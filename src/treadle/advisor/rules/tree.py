@@ -19,7 +19,7 @@ RULE = Rule(
     "Keep the ancestors in each node, so that a subtree or a path is one query.",
     "Moving a node rewrites its subtree.",
     "Ancestors, descendants and breadcrumbs in one indexed query; cycles are refused.",
-    "Not where nobody asks for more than the direct children or parent.",
+    "Not where requests ask for the direct children or parent only.",
 )
 NODES_MIN = 50
 DEPTH_MIN = 2

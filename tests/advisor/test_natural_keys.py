@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.advisor.facts import FieldFacts
-from treadle.advisor.natural import mark_of, unique_keys
+from treadle.advisor.natural_keys import mark_of, unique_keys
 
 
 def test_values_with_one_hash_in_python_are_two_keys() -> None:

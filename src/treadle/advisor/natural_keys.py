@@ -42,7 +42,7 @@ KEY_WORDS = frozenset(
     | {"iata", "icao", "faa", "iso", "iban", "isbn", "ean", "vin", "abbr", "abbreviation", "acronym"}
     | {"handle", "username", "login", "email", "serial", "ticker", "identifier", "uuid", "zip"}
 )
-# Nobody refers by such a field, whatever its values are.
+# No field refers by such a one, whatever its values are.
 TEXTS = frozenset({"name", "title", "label", "text", "description", "comment", "note", "notes", "body"})
 # Values by chance: how many different ones must be found, and what share of them.
 DISTINCT_MIN, DISTINCT_MIN_BY_NAME = 3, 2

@@ -15,7 +15,7 @@ ARRAY_WORDS = frozenset(
     {"history", "version", "revision", "snapshot", "change", "audit", "changelog", "previous"}
 )
 _NUMBERED = re.compile(r"v\d+")
-# A table of former states that somebody keeps right already has these.
+# A table of former states that is maintained already has these.
 KEPT = ({"valid_from", "valid_to"}, {"validfrom", "validto"})
 SHARED_SHARE_MIN = 0.5
 SHARED_MIN = 2
