@@ -10,27 +10,7 @@ from tools.measure import BANNED, BANNED_MODULES
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "treadle"
-PAGES = [
-    ROOT / name
-    for name in (
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "docs/faq.md",
-        "docs/glossary.md",
-        "docs/how-it-works.md",
-        "docs/index.md",
-        "docs/backup.md",
-        "docs/failover.md",
-        "docs/monitoring.md",
-        "docs/production-checklist.md",
-        "docs/releases.md",
-        "docs/servers.md",
-        "docs/verification.md",
-        "docs/worker.md",
-    )
-]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 def sources() -> Iterator[Path]:
