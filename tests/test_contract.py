@@ -1989,7 +1989,6 @@ def test_the_verb_teardown(command, app):
     assert 0 == command("teardown", "--dry-run", "--json")[0]
 
 
-@missing(6, "repair reports in standard English")
 def test_repair_reports_what_it_repaired(command, app):
     assert "repaired" in command("repair", "Review")[1].lower()
 

@@ -293,10 +293,11 @@ class Checks(Documents):
         }
 
     def whole_array(self, name: str, raw: Raw) -> Raw:
-        """An outlier array with its overflow, which a rebuild may pack."""
+        """An outlier array with its overflow, which a rebuild may pack, and whether the flag says so."""
         side = name.removesuffix("s")
         if side not in SIDES or not isinstance(raw.get("fans"), list):
             return {}
         owner = self.world.stored(side, f"{side}_id")
-        pages = self.database[f"{side}_fans"].find({owner: {"$eq": raw["_id"]}}).sort("page")
-        return {"fans": [*raw["fans"], *(fan for page in pages for fan in page["fans"])]}
+        pages = [*self.database[f"{side}_fans"].find({owner: {"$eq": raw["_id"]}}).sort("page")]
+        fans = [*raw["fans"], *(fan for page in pages for fan in page["fans"])]
+        return {"fans": fans, "has_overflow": raw.get("has_overflow") is bool(pages)}
