@@ -10,6 +10,7 @@ from pymongo.database import Database
 
 from tests.advisor.public_samples import at, sample, words
 from tests.advisor.public_tables import hints
+from tests.advisor.tables import rows, table
 
 
 @sample(
@@ -33,29 +34,19 @@ from tests.advisor.public_tables import hints
 def stackexchange(database: Database[Any]) -> None:
     """Questions and answers in one collection, with how many comments each has."""
     chance = random.Random(41)
-    database["users"].insert_many(
-        [
-            {
-                "Id": n,
-                "Reputation": n * 13 % 900,
-                "DisplayName": f"user {n}",
-                "CreationDate": at(n),
-                "Views": n % 40,
-            }
-            for n in range(1, 121)
-        ]
+    table(
+        database,
+        "users",
+        "Id Reputation DisplayName CreationDate Views",
+        [(n, n * 13 % 900, f"user {n}", at(n), n % 40) for n in range(1, 121)],
     )
-    comments = [
-        {
-            "Id": n,
-            "PostId": chance.randint(1, 400),
-            "Score": n % 4,
-            "Text": words(chance, 9),
-            "CreationDate": at(n),
-            "UserId": chance.randint(1, 120),
-        }
-        for n in range(1, 1_201)
-    ]
+    comments = rows(
+        "Id PostId Score Text CreationDate UserId",
+        [
+            (n, chance.randint(1, 400), n % 4, words(chance, 9), at(n), chance.randint(1, 120))
+            for n in range(1, 1_201)
+        ],
+    )
     posts = []
     for n in range(1, 401):
         post: dict[str, Any] = {
@@ -74,28 +65,17 @@ def stackexchange(database: Database[Any]) -> None:
         posts.append(post)
     database["posts"].insert_many(posts)
     database["comments"].insert_many(comments)
-    database["votes"].insert_many(
-        [
-            {
-                "Id": n,
-                "PostId": chance.randint(1, 400),
-                "VoteTypeId": chance.randint(1, 3),
-                "CreationDate": at(n // 9 * 24),
-            }
-            for n in range(1, 1_801)
-        ]
+    table(
+        database,
+        "votes",
+        "Id PostId VoteTypeId CreationDate",
+        [(n, chance.randint(1, 400), chance.randint(1, 3), at(n // 9 * 24)) for n in range(1, 1_801)],
     )
-    database["badges"].insert_many(
-        [
-            {
-                "Id": n,
-                "UserId": chance.randint(1, 120),
-                "Name": chance.choice(["Teacher", "Editor"]),
-                "Date": at(n),
-                "Class": 3,
-            }
-            for n in range(1, 301)
-        ]
+    table(
+        database,
+        "badges",
+        "Id UserId Name Date Class",
+        [(n, chance.randint(1, 120), chance.choice(["Teacher", "Editor"]), at(n), 3) for n in range(1, 301)],
     )
 
 
@@ -119,23 +99,17 @@ def stackexchange(database: Database[Any]) -> None:
 def delivery(database: Database[Any]) -> None:
     """Names that were copied at the time of the order, ratings to one decimal, and where couriers are."""
     chance = random.Random(42)
-    customers = [
-        {
-            "_id": ObjectId(),
-            "email": f"c{n}@x.example",
-            "profile": {"displayName": f"Eater {n}", "language": "en"},
-        }
-        for n in range(70)
-    ]
-    restaurants: list[dict[str, Any]] = [
-        {
-            "_id": ObjectId(),
-            "name": f"Kitchen {n}",
-            "cuisine": "thai",
-            "menu": [{"dish": f"d{k}", "price": 5.5 + k} for k in range(6)],
-        }
-        for n in range(40)
-    ]
+    customers = rows(
+        "_id email profile",
+        [(ObjectId(), f"c{n}@x.example", {"displayName": f"Eater {n}", "language": "en"}) for n in range(70)],
+    )
+    restaurants: list[dict[str, Any]] = rows(
+        "_id name cuisine menu",
+        [
+            (ObjectId(), f"Kitchen {n}", "thai", [{"dish": f"d{k}", "price": 5.5 + k} for k in range(6)])
+            for n in range(40)
+        ],
+    )
     couriers = [{"_id": n, "name": f"Rider {n}", "vehicle": "bike"} for n in range(8)]
     orders = []
     for n in range(500):
@@ -153,16 +127,13 @@ def delivery(database: Database[Any]) -> None:
                 "placedAt": at(n),
             }
         )
-    reviews = [
-        {
-            "_id": ObjectId(),
-            "orderId": each["_id"],
-            "restaurantId": each["restaurantId"],
-            "rating": chance.randint(1, 5),
-            "text": words(chance, 6),
-        }
-        for each in orders[:400]
-    ]
+    reviews = rows(
+        "_id orderId restaurantId rating text",
+        [
+            (ObjectId(), each["_id"], each["restaurantId"], chance.randint(1, 5), words(chance, 6))
+            for each in orders[:400]
+        ],
+    )
     for n, each in enumerate(restaurants):
         mine = [one["rating"] for one in reviews if one["restaurantId"] == each["_id"]]
         each["avgRating"] = round(sum(mine) / len(mine), 1) + (0.5 if n < 4 else 0)
@@ -187,78 +158,218 @@ def delivery(database: Database[Any]) -> None:
 
 @sample(
     """
-    courses.instructorId -> instructors._id
-    students.advisorId -> instructors._id
-    enrollments.studentId -> students._id
-    enrollments.courseCode -> courses.code
+    customers.meters[] -> meters.serial
+    readings.meter -> meters.serial
+    bills.customer_no -> customers.customer_no
+    bill_positions.bill_id -> bills._id
     """,
-    {("computed", "courses.enrolled_count"): {"drifted": 3}},
-    hints("enrollments.studentId", "enrollments.courseCode", "courses.instructorId"),
+    {
+        ("bucket", "readings.slot"): {"series": 10, "at whole steps of": "60 minutes"},
+        ("normalised-everything", "bill_positions.bill_id"): {},
+        ("computed", "bills.total_amount"): {"drifted": 7},
+    },
+    hints("readings.meter", "bills.customer_no"),
 )
-def university(database: Database[Any]) -> None:
-    """Courses are known by their codes; who advises a student is one of the instructors."""
-    chance = random.Random(43)
-    database["instructors"].insert_many(
-        [{"_id": n, "name": f"Prof {n}", "office": f"R{n}"} for n in range(1, 26)]
-    )
-    codes = [f"{chance.choice(['MAT', 'PHY', 'CS'])}-{100 + n * 7}" for n in range(50)]
-    database["students"].insert_many(
+def energy(database: Database[Any]) -> None:
+    """Meters known by their serials, one reading an hour with gaps, and bills with their positions."""
+    chance = random.Random(51)
+    serials = [f"EM-{chance.randrange(10**6):06}" for _ in range(60)]
+    database["meters"].insert_many([{"serial": each, "model": "K2", "phase": 3} for each in serials])
+    database["customers"].insert_many(
         [
-            {"_id": 2_024_000 + n, "name": f"Student {n}", "advisorId": n % 25 + 1, "year": n % 4 + 1}
-            for n in range(300)
+            {"customer_no": 70_000 + n * 13, "name": f"C {n}", "meters": serials[2 * n : 2 * n + 2]}
+            for n in range(30)
         ]
     )
-    enrollments = [
-        {
-            "studentId": 2_024_000 + n,
-            "courseCode": code,
-            "term": "2024W",
-            "grade": chance.choice(["A", "B", None]),
-        }
-        for n in range(300)
-        for code in chance.sample(codes, 4)
-    ]
-    database["courses"].insert_many(
+    table(
+        database,
+        "readings",
+        "meter slot kwh volts",
         [
-            {
-                "code": code,
-                "title": words(chance, 3),
-                "credits": 3 + n % 4,
-                "instructorId": n % 25 + 1,
-                "enrolled_count": sum(each["courseCode"] == code for each in enrollments) - (n < 3),
-            }
-            for n, code in enumerate(codes)
-        ]
+            (serial, at(hour), round(chance.uniform(0, 3), 3), 229.5 + chance.random())
+            for hour in range(250)
+            for serial in serials[:10]
+            if chance.random() > 0.05
+        ],
     )
-    database["enrollments"].insert_many(enrollments)
+    positions, bills = [], []
+    for n in range(200):
+        amounts = [round(chance.uniform(5, 90), 2) for _ in range(1 + n % 5)]
+        total = round(sum(amounts), 2) + (1 if n < 7 else 0)
+        bills.append(
+            {"_id": n, "customer_no": 70_000 + n % 30 * 13, "month": at(n * 24), "total_amount": total}
+        )
+        positions += [
+            {"bill_id": n, "position": place, "what": "energy", "amount": each}
+            for place, each in enumerate(amounts, 1)
+        ]
+    database["bills"].insert_many(bills)
+    database["bill_positions"].insert_many(positions)
 
 
 @sample(
     """
-    bookings.guest._id -> guests._id
-    bookings.room -> rooms.number
-    """
+    SalesOrderHeader.CustomerID -> Customer.CustomerID
+    SalesOrderHeader.SalesPersonID -> Employee.BusinessEntityID
+    SalesOrderDetail.SalesOrderID -> SalesOrderHeader.SalesOrderID
+    SalesOrderDetail.ProductID -> Product.ProductID
+    Product.ProductSubcategoryID -> ProductSubcategory.ProductSubcategoryID
+    ProductSubcategory.ProductCategoryID -> ProductCategory.ProductCategoryID
+    """,
+    {
+        ("normalised-everything", "SalesOrderDetail.SalesOrderID"): {},
+        ("computed", "SalesOrderHeader.SubTotal"): {"drifted": 5},
+    },
+    hints(
+        *("SalesOrderHeader.CustomerID", "SalesOrderHeader.SalesPersonID", "SalesOrderDetail.ProductID"),
+        *("Product.ProductSubcategoryID", "ProductSubcategory.ProductCategoryID"),
+    ),
 )
-def hotel(database: Database[Any]) -> None:
-    """Modelled well: cards that are right, the price of the day, one short list per document."""
-    chance = random.Random(44)
-    guests = [{"_id": ObjectId(), "name": f"Guest {n}", "country": "NO", "stays": n % 5} for n in range(90)]
-    rooms = [f"{floor}{place:02}" for floor in range(1, 6) for place in range(1, 13)]
-    database["guests"].insert_many(guests)
-    database["rooms"].insert_many(
-        [{"number": each, "beds": 2, "view": "sea", "rate": Decimal128("120.00")} for each in rooms]
+def adventureworks(database: Database[Any]) -> None:
+    """Tables in the singular, whose keys repeat the table's name, but for one."""
+    chance = random.Random(52)
+    database["ProductCategory"].insert_many(
+        [{"ProductCategoryID": n, "Name": f"Cat {n}"} for n in range(1, 5)]
     )
-    database["bookings"].insert_many(
+    database["ProductSubcategory"].insert_many(
+        [
+            {"ProductSubcategoryID": n, "ProductCategoryID": n % 4 + 1, "Name": f"Sub {n}"}
+            for n in range(1, 38)
+        ]
+    )
+    table(
+        database,
+        "Product",
+        "ProductID Name ProductNumber ListPrice ProductSubcategoryID",
+        [(700 + n, f"P {n}", f"BK-{n}", n * 1.5, n % 37 + 1) for n in range(120)],
+    )
+    table(
+        database,
+        "Employee",
+        "BusinessEntityID NationalIDNumber JobTitle HireDate",
+        [(n, f"{n * 99_991}", "Sales", at(n)) for n in range(1, 91)],
+    )
+    database["Customer"].insert_many(
+        [{"CustomerID": 11_000 + n, "AccountNumber": f"AW{n:08}"} for n in range(150)]
+    )
+    headers, details = [], []
+    for n in range(300):
+        lines = [(chance.randint(1, 5), 700 + product) for product in chance.sample(range(120), 1 + n % 4)]
+        for quantity, product in lines:
+            details.append(
+                {
+                    "SalesOrderID": 43_659 + n,
+                    "SalesOrderDetailID": len(details) + 1,
+                    "ProductID": product,
+                    "OrderQty": quantity,
+                    "UnitPrice": 2.5,
+                    "LineTotal": quantity * 2.5,
+                }
+            )
+        headers.append(
+            {
+                "SalesOrderID": 43_659 + n,
+                "OrderDate": at(n * 6),
+                "Status": 5,
+                "CustomerID": 11_000 + n % 150,
+                "SalesPersonID": 40 + n % 17,
+                "SubTotal": sum(quantity * 2.5 for quantity, _ in lines) + (n < 5),
+            }
+        )
+    database["SalesOrderHeader"].insert_many(headers)
+    database["SalesOrderDetail"].insert_many(details)
+
+
+@sample(
+    """
+    pets.ownerId -> owners._id
+    visits.petId -> pets._id
+    visits.vet -> vets.licence
+    """,
+    {
+        ("extended-reference", "visits.petName"): {"stale": 9},
+        ("schema-versioning", "owners.phone"): {"of the older shape": 72, "of the newer shape": 48},
+        ("computed", "owners.petCount"): {"drifted": 4},
+    },
+)
+def veterinary(database: Database[Any]) -> None:
+    """A telephone number that became an object, a vet known by a licence, names that were copied."""
+    chance = random.Random(53)
+    owners = [ObjectId() for _ in range(120)]
+    pets = [
+        {"_id": ObjectId(), "name": f"Pet {n}", "species": "cat", "ownerId": owners[n % 120]}
+        for n in range(260)
+    ]
+    counts = {each: sum(pet["ownerId"] == each for pet in pets) for each in owners}
+    database["owners"].insert_many(
         [
             {
-                "guest": {key: guests[n % 90][key] for key in ("_id", "name")},
-                "room": chance.choice(rooms),
-                "arrival": at(n * 8),
-                "departure": at(n * 8 + 48),
-                "rate": Decimal128(f"{90 + n % 60}.00"),
-                "extras": [{"what": "breakfast", "price": Decimal128("14.00")}][: n % 2],
-                "state": chance.choice(["booked", "paid", "left"]),
+                "_id": each,
+                "name": f"Owner {n}",
+                "phone": f"+43 1 {n:05}" if n < 72 else {"country": "+43", "number": f"{n:05}"},
+                "petCount": counts[each] + (n % 30 == 0),
             }
-            for n in range(700)
+            for n, each in enumerate(owners)
+        ]
+    )
+    database["pets"].insert_many(pets)
+    licences = [f"V{chance.randrange(10**5):05}" for _ in range(12)]
+    database["vets"].insert_many([{"licence": each, "name": f"Dr {n}"} for n, each in enumerate(licences)])
+    database["visits"].insert_many(
+        [
+            {
+                "petId": pet["_id"],
+                "petName": pet["name"] if n >= 9 else "?",
+                "vet": licences[n % 12],
+                "at": at(n * 2),
+                "notes": words(chance, 8),
+                "treatments": [{"what": "vaccine", "price": Decimal128("30.00")}],
+            }
+            for n in range(600)
+            for pet in [pets[n % 260]]
+        ]
+    )
+
+
+@sample(
+    """
+    deliveries.campaign._id -> campaigns._id
+    deliveries.subscriber -> subscribers.email
+    subscribers.lists[] -> lists._id
+    """
+)
+def newsletter(database: Database[Any]) -> None:
+    """Modelled well: a card that is right, arrays of ids, counts that are right."""
+    chance = random.Random(54)
+    lists = [f"list-{word}" for word in ("news", "sale", "tech", "arts", "food", "events")]
+    emails = [f"{chance.randrange(10**6)}@mail.example" for _ in range(150)]
+    subscriptions = [chance.sample(lists, 1 + n % 3) for n in range(150)]
+    database["lists"].insert_many(
+        [
+            {"_id": each, "title": each.upper(), "subscriberCount": sum(each in one for one in subscriptions)}
+            for each in lists
+        ]
+    )
+    database["subscribers"].insert_many(
+        [
+            {"email": each, "lists": subscriptions[n], "joined": at(n), "locale": "en"}
+            for n, each in enumerate(emails)
+        ]
+    )
+    campaigns = [
+        {"_id": ObjectId(), "subject": f"Issue {n}", "body": words(chance, 60), "sentAt": at(n * 168)}
+        for n in range(20)
+    ]
+    database["campaigns"].insert_many(campaigns)
+    database["deliveries"].insert_many(
+        [
+            {
+                "campaign": {key: each[key] for key in ("_id", "subject")},
+                "subscriber": email,
+                "state": chance.choice(["sent", "opened", "bounced"]),
+                "at": each["sentAt"],
+            }
+            for each in campaigns
+            for email in chance.sample(emails, 60)
         ]
     )

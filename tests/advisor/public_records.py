@@ -11,6 +11,7 @@ from pymongo.database import Database
 
 from tests.advisor.public_samples import at, sample, words
 from tests.advisor.public_tables import hints
+from tests.advisor.tables import rows, table
 
 
 @sample(
@@ -47,16 +48,11 @@ def olist(database: Database[Any]) -> None:
         ]
     )
     products, sellers = [key() for _ in range(150)], [key() for _ in range(50)]
-    database["products"].insert_many(
-        [
-            {
-                "product_id": each,
-                "product_category_name": chance.choice(names),
-                "product_photos_qty": 1,
-                "product_weight_g": 225,
-            }
-            for each in products
-        ]
+    table(
+        database,
+        "products",
+        "product_id product_category_name product_photos_qty product_weight_g",
+        [(each, chance.choice(names), 1, 225) for each in products],
     )
     database["sellers"].insert_many(
         [
@@ -65,55 +61,35 @@ def olist(database: Database[Any]) -> None:
         ]
     )
     customers, orders = [key() for _ in range(500)], [key() for _ in range(500)]
-    database["customers"].insert_many(
-        [
-            {
-                "customer_id": each,
-                "customer_unique_id": key(),
-                "customer_zip_code_prefix": f"{14_409 + n % 90}",
-                "customer_city": "franca",
-            }
-            for n, each in enumerate(customers)
-        ]
+    table(
+        database,
+        "customers",
+        "customer_id customer_unique_id customer_zip_code_prefix customer_city",
+        [(each, key(), f"{14_409 + n % 90}", "franca") for n, each in enumerate(customers)],
     )
-    database["orders"].insert_many(
-        [
-            {
-                "order_id": each,
-                "customer_id": customers[n],
-                "order_status": "delivered",
-                "order_purchase_timestamp": at(n),
-                "order_delivered_customer_date": at(n + 200),
-            }
-            for n, each in enumerate(orders)
-        ]
+    table(
+        database,
+        "orders",
+        "order_id customer_id order_status order_purchase_timestamp order_delivered_customer_date",
+        [(each, customers[n], "delivered", at(n), at(n + 200)) for n, each in enumerate(orders)],
     )
-    database["order_items"].insert_many(
+    table(
+        database,
+        "order_items",
+        "order_id order_item_id product_id seller_id shipping_limit_date",
         [
-            {
-                "order_id": each,
-                "order_item_id": place + 1,
-                "product_id": chance.choice(products),
-                "seller_id": chance.choice(sellers),
-                "shipping_limit_date": at(n + 90),
-                "price": 58.9,
-                "freight_value": 13.29,
-            }
+            (each, place + 1, chance.choice(products), chance.choice(sellers), at(n + 90))
             for n, each in enumerate(orders)
             for place in range(1 + n % 4)
-        ]
+        ],
+        price=58.9,
+        freight_value=13.29,
     )
-    database["order_payments"].insert_many(
-        [
-            {
-                "order_id": each,
-                "payment_sequential": place + 1,
-                "payment_type": "voucher",
-                "payment_value": 24.39,
-            }
-            for n, each in enumerate(orders)
-            for place in range(1 + n % 2)
-        ]
+    table(
+        database,
+        "order_payments",
+        "order_id payment_sequential payment_type payment_value",
+        [(each, place + 1, "voucher", 24.39) for n, each in enumerate(orders) for place in range(1 + n % 2)],
     )
     database["order_reviews"].insert_many(
         [
@@ -159,18 +135,11 @@ def synthea(database: Database[Any]) -> None:
             for n, each in enumerate(organizations)
         ]
     )
-    database["patients"].insert_many(
-        [
-            {
-                "Id": each,
-                "BIRTHDATE": at(-9_000 * n),
-                "FIRST": f"F{n}",
-                "LAST": f"L{n}",
-                "GENDER": "M",
-                "CITY": "Boston",
-            }
-            for n, each in enumerate(patients)
-        ]
+    table(
+        database,
+        "patients",
+        "Id BIRTHDATE FIRST LAST GENDER CITY",
+        [(each, at(-9_000 * n), f"F{n}", f"L{n}", "M", "Boston") for n, each in enumerate(patients)],
     )
     encounters = [
         {
@@ -188,30 +157,24 @@ def synthea(database: Database[Any]) -> None:
         for n in range(900)
     ]
     counts = {each: sum(row["PROVIDER"] == each for row in encounters) for each in providers}
-    database["providers"].insert_many(
+    table(
+        database,
+        "providers",
+        "Id ORGANIZATION NAME SPECIALITY ENCOUNTERS",
         [
-            {
-                "Id": each,
-                "ORGANIZATION": organizations[n % 20],
-                "NAME": f"Dr {n}",
-                "SPECIALITY": "GENERAL PRACTICE",
-                "ENCOUNTERS": counts[each] + (n < 6),
-            }
+            (each, organizations[n % 20], f"Dr {n}", "GENERAL PRACTICE", counts[each] + (n < 6))
             for n, each in enumerate(providers)
-        ]
+        ],
     )
     database["encounters"].insert_many(encounters)
-    database["conditions"].insert_many(
+    table(
+        database,
+        "conditions",
+        "START PATIENT ENCOUNTER CODE DESCRIPTION",
         [
-            {
-                "START": each["START"],
-                "PATIENT": each["PATIENT"],
-                "ENCOUNTER": each["Id"],
-                "CODE": 44_054_006 + n % 40,
-                "DESCRIPTION": f"C {n % 40}",
-            }
+            (each["START"], each["PATIENT"], each["Id"], 44_054_006 + n % 40, f"C {n % 40}")
             for n, each in enumerate(encounters[::2])
-        ]
+        ],
     )
     database["observations"].insert_many(
         [
@@ -251,14 +214,10 @@ def goodbooks(database: Database[Any]) -> None:
     """Books with how many ratings they have and their mean, which some writer forgot."""
     chance = random.Random(27)
     keys = chance.sample(range(1, 9_000_000), 80)
-    ratings = [
-        {
-            "user_id": chance.randint(1, 53_000),
-            "book_id": chance.randint(1, 80),
-            "rating": chance.randint(1, 5),
-        }
-        for _ in range(2_000)
-    ]
+    ratings = rows(
+        "user_id book_id rating",
+        [(chance.randint(1, 53_000), chance.randint(1, 80), chance.randint(1, 5)) for _ in range(2_000)],
+    )
     books = []
     for n in range(1, 81):
         mine = [each["rating"] for each in ratings if each["book_id"] == n]

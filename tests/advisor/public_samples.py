@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bson import Decimal128, ObjectId
+from bson import ObjectId
 from pymongo.database import Database
+
+from tests.advisor.tables import rows, table
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 Fill = Callable[[Database[Any]], None]
@@ -77,15 +79,10 @@ def words(chance: random.Random, number: int) -> str:
 def mflix(database: Database[Any]) -> None:
     """A catalogue with a comment count that has drifted, and comments that repeat their writer's name."""
     chance = random.Random(1)
-    users = [
-        {
-            "_id": ObjectId(),
-            "name": f"Name {n}",
-            "email": f"n{n}@gameof.example",
-            "password": "$2b$12$" + "x" * 53,
-        }
-        for n in range(60)
-    ]
+    users = rows(
+        "_id name email password",
+        [(ObjectId(), f"Name {n}", f"n{n}@gameof.example", "$2b$12$" + "x" * 53) for n in range(60)],
+    )
     movies, comments = [], []
     for n in range(150):
         movie = ObjectId()
@@ -154,59 +151,6 @@ def mflix(database: Database[Any]) -> None:
     )
 
 
-# -- listings with their reviews ---------------------------------------------------------------
-
-
-@sample(findings={("subset", "listingsAndReviews.reviews"): {}})
-def airbnb(database: Database[Any]) -> None:
-    """One rich document per listing; only its reviews grow."""
-    chance = random.Random(2)
-    database["listingsAndReviews"].insert_many(
-        [
-            {
-                "_id": str(10_000_000 + n * 37),
-                "listing_url": f"https://example.com/rooms/{n}",
-                "name": words(chance, 4),
-                "summary": words(chance, 40),
-                "property_type": chance.choice(["House", "Apartment"]),
-                "minimum_nights": "2",
-                "last_scraped": at(0),
-                "accommodates": n % 8,
-                "bathrooms": Decimal128("1.0"),
-                "amenities": [words(chance, 1) for _ in range(15)],
-                "price": Decimal128(f"{n + 20}.00"),
-                "images": {"thumbnail_url": "", "picture_url": f"https://example.com/{n}.jpg"},
-                "host": {
-                    "host_id": str(n % 60 * 991),
-                    "host_name": f"Host {n % 60}",
-                    "host_listings_count": 2,
-                    "host_verifications": ["email", "phone"],
-                },
-                "address": {
-                    "street": words(chance, 2),
-                    "country_code": "PT",
-                    "location": {"type": "Point", "coordinates": [-8.6, 41.1], "is_location_exact": False},
-                },
-                "availability": {"availability_30": 28, "availability_365": n},
-                "review_scores": {"review_scores_rating": 89, "review_scores_value": 9},
-                "number_of_reviews": 60 + n % 40,
-                "reviews": [
-                    {
-                        "_id": str(n * 1_000 + place),
-                        "date": at(place),
-                        "listing_id": str(10_000_000 + n * 37),
-                        "reviewer_id": str(chance.randrange(10**7)),
-                        "reviewer_name": words(chance, 1),
-                        "comments": words(chance, 15),
-                    }
-                    for place in range(60 + n % 40)
-                ],
-            }
-            for n in range(100)
-        ]
-    )
-
-
 # -- accounts and buckets of their transactions -------------------------------------------------
 
 
@@ -220,15 +164,11 @@ def analytics(database: Database[Any]) -> None:
     """Modelled well: transactions are in buckets of a hundred, customers hold their account numbers."""
     chance = random.Random(3)
     numbers = chance.sample(range(50_000, 999_999), 350)
-    database["accounts"].insert_many(
-        [
-            {
-                "account_id": each,
-                "limit": 10_000 - each % 3 * 1_000,
-                "products": ["InvestmentStock", "Brokerage"],
-            }
-            for each in numbers
-        ]
+    table(
+        database,
+        "accounts",
+        "account_id limit products",
+        [(each, 10_000 - each % 3 * 1_000, ["InvestmentStock", "Brokerage"]) for each in numbers],
     )
     database["customers"].insert_many(
         [
@@ -269,38 +209,6 @@ def analytics(database: Database[Any]) -> None:
             }
             for each in numbers
             for count in [chance.randint(1, 100)]
-        ]
-    )
-
-
-@sample()
-def supplies(database: Database[Any]) -> None:
-    """Sales with their items and their customer: nothing to say."""
-    chance = random.Random(4)
-    database["sales"].insert_many(
-        [
-            {
-                "saleDate": at(n * 7),
-                "items": [
-                    {
-                        "name": chance.choice(["printer paper", "notepad", "pens", "backpack"]),
-                        "tags": ["office", "stationary"],
-                        "price": Decimal128(f"{chance.randint(5, 90)}.01"),
-                        "quantity": chance.randint(1, 5),
-                    }
-                    for _ in range(chance.randint(1, 10))
-                ],
-                "storeLocation": chance.choice(["Denver", "Seattle", "London", "Austin"]),
-                "customer": {
-                    "gender": "M",
-                    "age": 20 + n % 50,
-                    "email": f"c{n}@x.example",
-                    "satisfaction": n % 5 + 1,
-                },
-                "couponUsed": n % 9 == 0,
-                "purchaseMethod": chance.choice(["Online", "In store", "Phone"]),
-            }
-            for n in range(600)
         ]
     )
 
@@ -405,33 +313,5 @@ def training(database: Database[Any]) -> None:
                 "stop time": at(n / 40 + chance.random()),
             }
             for n in range(2_500)
-        ]
-    )
-
-
-# -- readings as the server's manual draws them ------------------------------------------------------
-
-
-@sample(
-    "weather.metadata.sensorId -> sensors._id",
-    {("bucket", "weather.timestamp"): {"series": 12}},
-    [("extended-reference", "weather.metadata.sensorId")],
-)
-def telemetry(database: Database[Any]) -> None:
-    """What is constant per sensor stands in an object; some hours are missing."""
-    chance = random.Random(6)
-    database["sensors"].insert_many(
-        [{"_id": 5_570 + n, "room": f"r{n}", "floor": {"number": n % 3, "wing": "east"}} for n in range(12)]
-    )
-    database["weather"].insert_many(
-        [
-            {
-                "metadata": {"sensorId": 5_570 + n, "type": "temperature"},
-                "timestamp": at(hour),
-                "temp": round(chance.uniform(-5, 30), 1),
-            }
-            for hour in range(300)
-            for n in range(12)
-            if chance.random() > 0.03
         ]
     )

@@ -8,6 +8,7 @@ from typing import Any
 from pymongo.database import Database
 
 from tests.advisor.public_samples import at, sample, words
+from tests.advisor.tables import rows, table
 
 # Whoever reads such a table whole joins; that is a hint without a workload.
 _HINTS = "extended-reference"
@@ -51,47 +52,31 @@ def northwind(database: Database[Any]) -> None:
             for n in range(1, 9)
         ]
     )
-    database["customers"].insert_many(
-        [
-            {
-                "CustomerID": each,
-                "CompanyName": f"{each} & Co",
-                "ContactName": words(chance, 2),
-                "City": "Berlin",
-            }
-            for each in customers
-        ]
+    table(
+        database,
+        "customers",
+        "CustomerID CompanyName ContactName City",
+        [(each, f"{each} & Co", words(chance, 2), "Berlin") for each in customers],
     )
-    database["employees"].insert_many(
-        [
-            {
-                "EmployeeID": n,
-                "LastName": f"L{n}",
-                "FirstName": f"F{n}",
-                "ReportsTo": None if n == 2 else 2 + 3 * (n > 5),
-            }
-            for n in range(1, 10)
-        ]
+    table(
+        database,
+        "employees",
+        "EmployeeID LastName FirstName ReportsTo",
+        [(n, f"L{n}", f"F{n}", None if n == 2 else 2 + 3 * (n > 5)) for n in range(1, 10)],
     )
     database["shippers"].insert_many([{"ShipperID": n, "CompanyName": f"Ship {n}"} for n in range(1, 4)])
     database["suppliers"].insert_many(
         [{"SupplierID": n, "CompanyName": f"Supplier {n}", "Country": "UK"} for n in range(1, 30)]
     )
-    database["products"].insert_many(
+    table(
+        database,
+        "products",
+        "ProductID ProductName SupplierID CategoryID UnitPrice UnitsInStock ReorderLevel Discontinued",
         [
-            {
-                "ProductID": n,
-                "ProductName": f"Product {n}",
-                "SupplierID": n % 29 + 1,
-                "CategoryID": n % 8 + 1,
-                "QuantityPerUnit": "10 boxes",
-                "UnitPrice": n * 1.25,
-                "UnitsInStock": n * 7 % 120,
-                "ReorderLevel": n % 4 * 10,
-                "Discontinued": n % 9 == 0,
-            }
+            (n, f"Product {n}", n % 29 + 1, n % 8 + 1, n * 1.25, n * 7 % 120, n % 4 * 10, n % 9 == 0)
             for n in range(1, 78)
-        ]
+        ],
+        QuantityPerUnit="10 boxes",
     )
     database["orders"].insert_many(
         [
@@ -109,18 +94,15 @@ def northwind(database: Database[Any]) -> None:
             for n in range(400)
         ]
     )
-    database["order_details"].insert_many(
+    table(
+        database,
+        "order_details",
+        "OrderID ProductID UnitPrice Quantity Discount",
         [
-            {
-                "OrderID": 10_248 + n,
-                "ProductID": product,
-                "UnitPrice": product * 1.2,
-                "Quantity": chance.randint(1, 60),
-                "Discount": chance.choice([0.0, 0.05, 0.2]),
-            }
+            (10_248 + n, product, product * 1.2, chance.randint(1, 60), chance.choice([0.0, 0.05, 0.2]))
             for n in range(400)
             for product in chance.sample(range(1, 78), chance.randint(1, 5))
-        ]
+        ],
     )
     database["region"].insert_many([{"RegionID": n, "RegionDescription": f"Region {n}"} for n in range(1, 5)])
     territories = [f"{1_500 + n * 311:05}" for n in range(53)]
@@ -132,112 +114,6 @@ def northwind(database: Database[Any]) -> None:
     )
     database["employee_territories"].insert_many(
         [{"EmployeeID": n % 9 + 1, "TerritoryID": each} for n, each in enumerate(territories[:49])]
-    )
-
-
-@sample(
-    """
-    albums.ArtistId -> artists.ArtistId
-    tracks.AlbumId -> albums.AlbumId
-    tracks.MediaTypeId -> media_types.MediaTypeId
-    tracks.GenreId -> genres.GenreId
-    customers.SupportRepId -> employees.EmployeeId
-    employees.ReportsTo -> employees.EmployeeId
-    invoices.CustomerId -> customers.CustomerId
-    invoice_items.InvoiceId -> invoices.InvoiceId
-    invoice_items.TrackId -> tracks.TrackId
-    playlist_track.PlaylistId -> playlists.PlaylistId
-    playlist_track.TrackId -> tracks.TrackId
-    """,
-    {
-        ("normalised-everything", "invoice_items.InvoiceId"): {},
-        ("links", "playlist_track"): {},
-    },
-    hints(
-        *("albums.ArtistId", "tracks.AlbumId", "tracks.MediaTypeId", "tracks.GenreId"),
-        *("customers.SupportRepId", "invoices.CustomerId", "invoice_items.TrackId"),
-    ),
-)
-def chinook(database: Database[Any]) -> None:
-    chance = random.Random(22)
-    database["artists"].insert_many([{"ArtistId": n, "Name": f"Artist {n}"} for n in range(1, 91)])
-    database["albums"].insert_many(
-        [{"AlbumId": n, "Title": f"Album {n}", "ArtistId": (n * 7) % 90 + 1} for n in range(1, 171)]
-    )
-    database["genres"].insert_many([{"GenreId": n, "Name": f"Genre {n}"} for n in range(1, 26)])
-    database["media_types"].insert_many([{"MediaTypeId": n, "Name": f"Media {n}"} for n in range(1, 6)])
-    database["tracks"].insert_many(
-        [
-            {
-                "TrackId": n,
-                "Name": f"Track {n}",
-                "AlbumId": n % 170 + 1,
-                "MediaTypeId": n % 5 + 1,
-                "GenreId": n % 25 + 1,
-                "Composer": words(chance, 2),
-                "Milliseconds": 200_000 + n * 37,
-                "Bytes": 5_000_000 + n * 911,
-                "UnitPrice": 0.99,
-            }
-            for n in range(1, 1_401)
-        ]
-    )
-    database["employees"].insert_many(
-        [
-            {
-                "EmployeeId": n,
-                "LastName": f"L{n}",
-                "FirstName": f"F{n}",
-                "Title": "Agent",
-                "ReportsTo": [None, 1, 2, 2, 2, 1, 6, 6][n - 1],
-            }
-            for n in range(1, 9)
-        ]
-    )
-    database["customers"].insert_many(
-        [
-            {
-                "CustomerId": n,
-                "FirstName": f"F{n}",
-                "LastName": f"L{n}",
-                "Email": f"{n}@x.example",
-                "SupportRepId": 3 + n % 3,
-            }
-            for n in range(1, 60)
-        ]
-    )
-    database["invoices"].insert_many(
-        [
-            {
-                "InvoiceId": n,
-                "CustomerId": n % 59 + 1,
-                "InvoiceDate": at(n * 50),
-                "BillingCity": "Oslo",
-                "Total": 1.98,
-            }
-            for n in range(1, 301)
-        ]
-    )
-    tracks = [n % 1_400 + 1 for n in range(0, 3 * 1_700, 3)]
-    database["invoice_items"].insert_many(
-        [
-            {
-                "InvoiceLineId": number,
-                "InvoiceId": invoice,
-                "TrackId": tracks[number],
-                "UnitPrice": 0.99,
-                "Quantity": 1,
-            }
-            for number, invoice in enumerate(n for n in range(1, 301) for _ in range(1 + n * 5 % 9))
-        ]
-    )
-    database["playlists"].insert_many([{"PlaylistId": n, "Name": f"List {n}"} for n in range(1, 19)])
-    database["playlist_track"].insert_many(
-        [
-            {"PlaylistId": n, "TrackId": track}
-            for n in range(1, 19)
-            for track in chance.sample(range(1, 1_401), 60)
-        ]
     )
 
 
@@ -287,17 +163,11 @@ def sakila(database: Database[Any]) -> None:
     database["city"].insert_many(
         [{"city_id": n, "city": f"City {n}", "country_id": n * 7 % 40 + 1} for n in range(1, 201)]
     )
-    database["address"].insert_many(
-        [
-            {
-                "address_id": n,
-                "address": f"{n} Road",
-                "district": "D",
-                "city_id": n % 200 + 1,
-                "phone": f"{n * 7919}",
-            }
-            for n in range(1, 304)
-        ]
+    table(
+        database,
+        "address",
+        "address_id address district city_id phone",
+        [(n, f"{n} Road", "D", n % 200 + 1, f"{n * 7919}") for n in range(1, 304)],
     )
     database["store"].insert_many([{"store_id": n, "manager_staff_id": n, "address_id": n} for n in (1, 2)])
     database["staff"].insert_many(
@@ -306,19 +176,11 @@ def sakila(database: Database[Any]) -> None:
             for n in (1, 2)
         ]
     )
-    database["customer"].insert_many(
-        [
-            {
-                "customer_id": n,
-                "store_id": n % 2 + 1,
-                "first_name": f"F{n}",
-                "last_name": f"L{n}",
-                "address_id": n + 4,
-                "active": True,
-                "create_date": at(n),
-            }
-            for n in range(1, 300)
-        ]
+    table(
+        database,
+        "customer",
+        "customer_id store_id first_name last_name address_id active create_date",
+        [(n, n % 2 + 1, f"F{n}", f"L{n}", n + 4, True, at(n)) for n in range(1, 300)],
     )
     database["language"].insert_many([{"language_id": n, "name": f"Language {n}"} for n in range(1, 7)])
     database["film"].insert_many(
@@ -355,30 +217,22 @@ def sakila(database: Database[Any]) -> None:
     database["inventory"].insert_many(
         [{"inventory_id": n, "film_id": (n * 3) % 300 + 1, "store_id": n % 2 + 1} for n in range(1, 1_001)]
     )
-    rentals = [
-        {
-            "rental_id": n,
-            "rental_date": at(n / 3),
-            "inventory_id": chance.randint(1, 1_000),
-            "customer_id": chance.randint(1, 299),
-            "return_date": at(n / 3 + 90),
-            "staff_id": n % 2 + 1,
-        }
-        for n in range(1, 2_001)
-    ]
-    database["rental"].insert_many(rentals)
-    database["payment"].insert_many(
+    rentals = rows(
+        "rental_id rental_date inventory_id customer_id return_date staff_id",
         [
-            {
-                "payment_id": n,
-                "customer_id": each["customer_id"],
-                "staff_id": each["staff_id"],
-                "rental_id": each["rental_id"],
-                "amount": 0.99 + n % 5,
-                "payment_date": each["rental_date"],
-            }
+            (n, at(n / 3), chance.randint(1, 1_000), chance.randint(1, 299), at(n / 3 + 90), n % 2 + 1)
+            for n in range(1, 2_001)
+        ],
+    )
+    database["rental"].insert_many(rentals)
+    table(
+        database,
+        "payment",
+        "payment_id customer_id staff_id rental_id amount payment_date",
+        [
+            (n, each["customer_id"], each["staff_id"], each["rental_id"], 0.99 + n % 5, each["rental_date"])
             for n, each in enumerate(rentals, 1)
-        ]
+        ],
     )
 
 
@@ -406,16 +260,11 @@ def gtfs(database: Database[Any]) -> None:
             for name in ("WL", "OEBB", "WLB")
         ]
     )
-    database["routes"].insert_many(
-        [
-            {
-                "route_id": f"11-{n}-j24",
-                "agency_id": ["WL", "OEBB", "WLB"][n % 3],
-                "route_short_name": f"{n}",
-                "route_type": 3,
-            }
-            for n in range(40)
-        ]
+    table(
+        database,
+        "routes",
+        "route_id agency_id route_short_name route_type",
+        [(f"11-{n}-j24", ["WL", "OEBB", "WLB"][n % 3], f"{n}", 3) for n in range(40)],
     )
     services = [f"TA+{n * 13}" for n in range(30)]
     database["calendar"].insert_many(
@@ -432,32 +281,24 @@ def gtfs(database: Database[Any]) -> None:
         ]
     )
     stops = [f"at:49:{n * 17}:0:1" for n in range(120)]
-    database["stops"].insert_many(
+    table(
+        database,
+        "stops",
+        "stop_id stop_name stop_lat stop_lon location_type parent_station",
         [
-            {
-                "stop_id": each,
-                "stop_name": f"Stop {n}",
-                "stop_lat": 48.2 + n / 999,
-                "stop_lon": 16.3,
-                "location_type": int(n < 30),
-                "parent_station": None if n < 30 else stops[n % 30],
-            }
+            (each, f"Stop {n}", 48.2 + n / 999, 16.3, int(n < 30), None if n < 30 else stops[n % 30])
             for n, each in enumerate(stops)
-        ]
+        ],
     )
     trips = [f"{n}.TA.11-{n % 40}-j24.1.H" for n in range(300)]
-    database["trips"].insert_many(
+    table(
+        database,
+        "trips",
+        "route_id service_id trip_id shape_id trip_headsign direction_id",
         [
-            {
-                "route_id": f"11-{n % 40}-j24",
-                "service_id": services[n % 30],
-                "trip_id": each,
-                "shape_id": f"11-{n % 40}.1.H",
-                "trip_headsign": f"to {n % 20}",
-                "direction_id": n % 2,
-            }
+            (f"11-{n % 40}-j24", services[n % 30], each, f"11-{n % 40}.1.H", f"to {n % 20}", n % 2)
             for n, each in enumerate(trips)
-        ]
+        ],
     )
     database["stop_times"].insert_many(
         [
@@ -473,15 +314,9 @@ def gtfs(database: Database[Any]) -> None:
             for place in range(8 + n % 12)
         ]
     )
-    database["shapes"].insert_many(
-        [
-            {
-                "shape_id": f"11-{n}.1.H",
-                "shape_pt_lat": 48.2 + place / 99,
-                "shape_pt_lon": 16.3,
-                "shape_pt_sequence": place + 1,
-            }
-            for n in range(40)
-            for place in range(40)
-        ]
+    table(
+        database,
+        "shapes",
+        "shape_id shape_pt_lat shape_pt_lon shape_pt_sequence",
+        [(f"11-{n}.1.H", 48.2 + place / 99, 16.3, place + 1) for n in range(40) for place in range(40)],
     )

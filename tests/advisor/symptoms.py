@@ -12,6 +12,7 @@ from typing import Any
 from bson import Binary, ObjectId
 from pymongo.database import Database
 
+from tests.advisor.tables import table
 from treadle.advisor import Finding
 
 START = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
@@ -34,11 +35,25 @@ CASES: dict[str, Case] = {}
 
 
 def case(
-    code: str, where: str, evidence: dict[str, Any], near_miss: Fill, severity: str = "warning"
-) -> Callable[[Fill], Fill]:
-    def note(symptom: Fill) -> Fill:
-        CASES[code] = Case(code, symptom, near_miss, where, evidence, severity)
-        return symptom
+    code: str,
+    where: str,
+    evidence: dict[str, Any],
+    *,
+    symptom: tuple[Any, ...],
+    near_miss: tuple[Any, ...],
+    severity: str = "warning",
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What to fill a database with, so that it has the symptom, and so that it nearly has it."""
+
+    def note(fill: Callable[..., None]) -> Callable[..., None]:
+        def bad(database: Database[Any]) -> None:
+            fill(database, *symptom)
+
+        def good(database: Database[Any]) -> None:
+            fill(database, *near_miss)
+
+        CASES[code] = Case(code, bad, good, where, evidence, severity)
+        return fill
 
     return note
 
@@ -68,22 +83,34 @@ def shop(database: Database[Any], reviews: int = 600) -> tuple[list[ObjectId], l
         [{"_id": each, "name": f"p{number}", "price": 9.5} for number, each in enumerate(products)]
     )
     ids = [identity(number / 10, 1000 + number) for number in range(reviews)]
-    database["reviews"].insert_many(
+    table(
+        database,
+        "reviews",
+        "_id product_id rating text date",
         [
-            {
-                "_id": each,
-                "product_id": products[number % 30],
-                "rating": number % 5 + 1,
-                "text": "good",
-                "date": at(number / 10),
-            }
+            (each, products[number % 30], number % 5 + 1, "good", at(number / 10))
             for number, each in enumerate(ids)
-        ]
+        ],
     )
     database["reviews"].create_index([("product_id", 1), ("date", -1)])
     return products, ids
 
 
+@case(
+    "extended-reference",
+    "reviews.product_id",
+    {
+        "references": 600,
+        "parents": 30,
+        "orphans": "0 of 600 checked",
+        "children per parent, median": 20,
+        "children per parent, max": 20,
+        "reads in the workload": 20,
+        "of these, together with the parent": 20,
+    },
+    symptom=(True,),
+    near_miss=(False,),
+)
 def joined(database: Database[Any], lookup: bool) -> None:
     products, _ = shop(database)
     with profiled(database):
@@ -104,23 +131,12 @@ def joined(database: Database[Any], lookup: bool) -> None:
 
 
 @case(
-    "extended-reference",
+    "computed",
     "reviews.product_id",
-    {
-        "references": 600,
-        "parents": 30,
-        "orphans": "0 of 600 checked",
-        "children per parent, median": 20,
-        "children per parent, max": 20,
-        "reads in the workload": 20,
-        "of these, together with the parent": 20,
-    },
-    lambda database: joined(database, False),
+    {"aggregating reads": 40, "writes of the sources": 3, "documents examined per read": "10"},
+    symptom=(3,),
+    near_miss=(50,),
 )
-def extended_reference(database: Database[Any]) -> None:
-    joined(database, True)
-
-
 def counted(database: Database[Any], writes: int) -> None:
     products, ids = shop(database)
     with profiled(database):
@@ -135,16 +151,7 @@ def counted(database: Database[Any], writes: int) -> None:
             database["reviews"].update_one({"_id": ids[number]}, {"$set": {"rating": 3}})
 
 
-@case(
-    "computed",
-    "reviews.product_id",
-    {"aggregating reads": 40, "writes of the sources": 3, "documents examined per read": "10"},
-    lambda database: counted(database, 50),
-)
-def computed(database: Database[Any]) -> None:
-    counted(database, 3)
-
-
+@case("subset", "posts.comments", {"documents": 100, "items, max": 140}, symptom=(60, 140), near_miss=(0, 40))
 def embedded(database: Database[Any], least: int, most: int) -> None:
     chance = random.Random(1)
     database["posts"].insert_many(
@@ -164,15 +171,13 @@ def embedded(database: Database[Any], least: int, most: int) -> None:
 
 
 @case(
-    "subset",
-    "posts.comments",
-    {"documents": 100, "items, max": 140},
-    lambda database: embedded(database, 0, 40),
+    "bucket",
+    "readings.ts",
+    {"documents": 6_000, "series": 20, "readings per series, median": 300, "time between readings": "30 s"},
+    symptom=(False,),
+    near_miss=(True,),
+    severity="info",
 )
-def subset(database: Database[Any]) -> None:
-    embedded(database, 60, 140)
-
-
 def readings(database: Database[Any], status: bool) -> None:
     database["readings"].insert_many(
         [
@@ -189,16 +194,18 @@ def readings(database: Database[Any], status: bool) -> None:
 
 
 @case(
-    "bucket",
-    "readings.ts",
-    {"documents": 6_000, "series": 20, "readings per series, median": 300, "time between readings": "30 s"},
-    lambda database: readings(database, True),
-    "info",
+    "outlier",
+    "people.followers",
+    {
+        "documents": 400,
+        "items, median": 4,
+        "items, p99": 8,
+        "items, max": 5_000,
+        "documents beyond 50": "1 (0.2 %)",
+    },
+    symptom=(5_000,),
+    near_miss=(300,),
 )
-def bucket(database: Database[Any]) -> None:
-    readings(database, False)
-
-
 def followed(database: Database[Any], most: int) -> None:
     database["people"].insert_many(
         [
@@ -209,21 +216,18 @@ def followed(database: Database[Any], most: int) -> None:
 
 
 @case(
-    "outlier",
-    "people.followers",
+    "polymorphic",
+    "items.type",
     {
-        "documents": 400,
-        "items, median": 4,
-        "items, p99": 8,
-        "items, max": 5_000,
-        "documents beyond 50": "1 (0.2 %)",
+        "documents looked at": 300,
+        "discriminating field": "type",
+        "kinds": 3,
+        "kind-1": "33 % of the documents, 2 fields of its own",
     },
-    lambda database: followed(database, 300),
+    symptom=(True,),
+    near_miss=(False,),
+    severity="info",
 )
-def outlier(database: Database[Any]) -> None:
-    followed(database, 5_000)
-
-
 def items(database: Database[Any], by_kind: bool) -> None:
     own = [{"isbn": "1", "pages": 9}, {"volts": 230, "watts": 9}, {"size": "M", "colour": "red"}]
     chance = random.Random(2)
@@ -240,21 +244,17 @@ def items(database: Database[Any], by_kind: bool) -> None:
 
 
 @case(
-    "polymorphic",
-    "items.type",
+    "schema-versioning",
+    "users",
     {
-        "documents looked at": 300,
-        "discriminating field": "type",
-        "kinds": 3,
-        "kind-1": "33 % of the documents, 2 fields of its own",
+        "of the older shape": 120,
+        "of the newer shape": 80,
+        "only in older ones": "phone",
+        "only in newer ones": "contact",
     },
-    lambda database: items(database, False),
-    "info",
+    symptom=(True,),
+    near_miss=(False,),
 )
-def polymorphic(database: Database[Any]) -> None:
-    items(database, True)
-
-
 def versions(database: Database[Any], changed: bool) -> None:
     chance = random.Random(3)
     database["users"].insert_many(
@@ -275,20 +275,19 @@ def versions(database: Database[Any], changed: bool) -> None:
 
 
 @case(
-    "schema-versioning",
-    "users",
+    "tree",
+    "categories.parent_id",
     {
-        "of the older shape": 120,
-        "of the newer shape": 80,
-        "only in older ones": "phone",
-        "only in newer ones": "contact",
+        "nodes": 127,
+        "roots": 1,
+        "depth, max": 6,
+        "children per parent, max": 2,
+        "parents that do not exist": "0 of 126 checked",
     },
-    lambda database: versions(database, False),
+    symptom=(False,),
+    near_miss=(True,),
+    severity="info",
 )
-def schema_versioning(database: Database[Any]) -> None:
-    versions(database, True)
-
-
 def nodes(database: Database[Any], ancestors: bool) -> None:
     # A binary tree: the parent of n is (n - 1) // 2.
     database["categories"].insert_many(
@@ -305,22 +304,12 @@ def nodes(database: Database[Any], ancestors: bool) -> None:
 
 
 @case(
-    "tree",
-    "categories.parent_id",
-    {
-        "nodes": 127,
-        "roots": 1,
-        "depth, max": 6,
-        "children per parent, max": 2,
-        "parents that do not exist": "0 of 126 checked",
-    },
-    lambda database: nodes(database, True),
-    "info",
+    "approximation",
+    "pages.views",
+    {"increments": 200, "share of the collection's writes": "100 %"},
+    symptom=(True,),
+    near_miss=(False,),
 )
-def tree(database: Database[Any]) -> None:
-    nodes(database, False)
-
-
 def viewed(database: Database[Any], only: bool) -> None:
     database["pages"].insert_many(
         [{"_id": number, "title": f"t{number}", "views": 0} for number in range(50)]
@@ -334,31 +323,19 @@ def viewed(database: Database[Any], only: bool) -> None:
 
 
 @case(
-    "approximation",
-    "pages.views",
-    {"increments": 200, "share of the collection's writes": "100 %"},
-    lambda database: viewed(database, False),
+    "huge-array",
+    "logs.lines",
+    {"documents": 5, "items, median": 1_500, "items, max": 1_500},
+    symptom=(1_500,),
+    near_miss=(500,),
 )
-def approximation(database: Database[Any]) -> None:
-    viewed(database, True)
-
-
 def long_lists(database: Database[Any], length: int) -> None:
     database["logs"].insert_many(
         [{"name": f"n{number}", "lines": list(range(length))} for number in range(5)]
     )
 
 
-@case(
-    "huge-array",
-    "logs.lines",
-    {"documents": 5, "items, median": 1_500, "items, max": 1_500},
-    lambda database: long_lists(database, 500),
-)
-def huge_array(database: Database[Any]) -> None:
-    long_lists(database, 1_500)
-
-
+@case("bloated-document", "pages", {"documents": 30}, symptom=(5_000,), near_miss=(500,))
 def bloated(database: Database[Any], size: int) -> None:
     database["pages"].insert_many(
         [
@@ -368,52 +345,18 @@ def bloated(database: Database[Any], size: int) -> None:
     )
 
 
-@case("bloated-document", "pages", {"documents": 30}, lambda database: bloated(database, 500))
-def bloated_document(database: Database[Any]) -> None:
-    bloated(database, 5_000)
-
-
-def nested(database: Database[Any], deep: bool) -> None:
-    database["pages"].insert_many(
-        [{"a": {"b": {"c": {"d": 1} if deep else 1}}, "n": number} for number in range(50)]
-    )
-
-
 @case(
     "deep-nesting",
     "pages.a.b.c.d",
     {"levels": 4, "fields deeper than three levels": 1, "documents with one": "100 %"},
-    lambda database: nested(database, False),
-    "info",
+    symptom=(True,),
+    near_miss=(False,),
+    severity="info",
 )
-def deep_nesting(database: Database[Any]) -> None:
-    nested(database, True)
-
-
-def tables(database: Database[Any], lines: bool) -> None:
-    database["customers"].insert_many([{"_id": number, "name": "n"} for number in range(40)])
-    database["products"].insert_many([{"_id": number, "name": "p"} for number in range(60)])
-    database["orders"].insert_many(
-        [
-            {"_id": number, "customer_id": number % 40, **({} if lines else {"lines": [{"product_id": 1}]})}
-            for number in range(200)
-        ]
+def nested(database: Database[Any], deep: bool) -> None:
+    database["pages"].insert_many(
+        [{"a": {"b": {"c": {"d": 1} if deep else 1}}, "n": number} for number in range(50)]
     )
-    if lines:
-        database["order_lines"].insert_many(
-            [
-                {
-                    "_id": f"{number}-{place}",
-                    "order_id": number,
-                    "product_id": (number + place) % 60,
-                    "quantity": 1,
-                }
-                for number in range(200)
-                for place in range(1 + number % 4)
-            ]
-        )
-    else:
-        database["countries"].insert_many([{"_id": number, "name": "c"} for number in range(40)])
 
 
 @case(
@@ -425,12 +368,40 @@ def tables(database: Database[Any], lines: bool) -> None:
         "children that could be embedded": "order_lines in orders",
         "order_lines per parent, max": 4,
     },
-    lambda database: tables(database, False),
+    symptom=(True,),
+    near_miss=(False,),
 )
-def normalised_everything(database: Database[Any]) -> None:
-    tables(database, True)
+def tables(database: Database[Any], lines: bool) -> None:
+    database["customers"].insert_many([{"_id": number, "name": "n"} for number in range(40)])
+    database["products"].insert_many([{"_id": number, "name": "p"} for number in range(60)])
+    database["orders"].insert_many(
+        [
+            {"_id": number, "customer_id": number % 40, **({} if lines else {"lines": [{"product_id": 1}]})}
+            for number in range(200)
+        ]
+    )
+    if lines:
+        table(
+            database,
+            "order_lines",
+            "_id order_id product_id quantity",
+            [
+                (f"{number}-{place}", number, (number + place) % 60, 1)
+                for number in range(200)
+                for place in range(1 + number % 4)
+            ],
+        )
+    else:
+        database["countries"].insert_many([{"_id": number, "name": "c"} for number in range(40)])
 
 
+@case(
+    "blobs",
+    "photos.content",
+    {"documents with it": 20, "type": "binData", "size, mean": "60.0 kB", "size, max": "60.0 kB"},
+    symptom=(60_000,),
+    near_miss=(2_000,),
+)
 def pictures(database: Database[Any], size: int) -> None:
     database["photos"].insert_many(
         [{"title": f"t{number}", "content": Binary(bytes(size))} for number in range(20)]
@@ -438,15 +409,13 @@ def pictures(database: Database[Any], size: int) -> None:
 
 
 @case(
-    "blobs",
-    "photos.content",
-    {"documents with it": 20, "type": "binData", "size, mean": "60.0 kB", "size, max": "60.0 kB"},
-    lambda database: pictures(database, 2_000),
+    "no-validation",
+    "people",
+    {"collections without a validator": 1, "documents in them": 150},
+    symptom=(False,),
+    near_miss=(True,),
+    severity="info",
 )
-def blobs(database: Database[Any]) -> None:
-    pictures(database, 60_000)
-
-
 def plain(database: Database[Any], validated: bool) -> None:
     schema = {"validator": {"$jsonSchema": {"required": ["name"]}}} if validated else {}
     database.create_collection("people", **schema)
@@ -454,16 +423,12 @@ def plain(database: Database[Any], validated: bool) -> None:
 
 
 @case(
-    "no-validation",
-    "people",
-    {"collections without a validator": 1, "documents in them": 150},
-    lambda database: plain(database, True),
-    "info",
+    "mixed-types",
+    "stock.amount",
+    {"documents looked at": 200, "number": "180 (90 %)", "string": "20 (10 %)"},
+    symptom=(True,),
+    near_miss=(False,),
 )
-def no_validation(database: Database[Any]) -> None:
-    plain(database, False)
-
-
 def mixed(database: Database[Any], text: bool) -> None:
     odd: list[Any] = ["12"] if text else [1.5, None]
     database["stock"].insert_many(
@@ -475,15 +440,13 @@ def mixed(database: Database[Any], text: bool) -> None:
 
 
 @case(
-    "mixed-types",
-    "stock.amount",
-    {"documents looked at": 200, "number": "180 (90 %)", "string": "20 (10 %)"},
-    lambda database: mixed(database, False),
+    "unused-index",
+    "people",
+    {"unused indexes": "age_1", "indexes": 2},
+    symptom=(False,),
+    near_miss=(True,),
+    severity="info",
 )
-def mixed_types(database: Database[Any]) -> None:
-    mixed(database, True)
-
-
 def indexed(database: Database[Any], used: bool) -> None:
     database["people"].insert_many([{"name": f"n{number}", "age": number} for number in range(200)])
     database["people"].create_index("age")
@@ -492,51 +455,24 @@ def indexed(database: Database[Any], used: bool) -> None:
 
 
 @case(
-    "unused-index",
+    "redundant-index",
     "people",
-    {"unused indexes": "age_1", "indexes": 2},
-    lambda database: indexed(database, True),
-    "info",
+    {"redundant indexes": "name_1 in name_1_age_-1", "indexes": 3},
+    symptom=(False,),
+    near_miss=(True,),
 )
-def unused_index(database: Database[Any]) -> None:
-    indexed(database, False)
-
-
 def prefixed(database: Database[Any], unique: bool) -> None:
     database["people"].insert_many([{"name": f"n{number}", "age": number} for number in range(200)])
     database["people"].create_index("name", unique=unique)
     database["people"].create_index([("name", 1), ("age", -1)])
 
 
-@case(
-    "redundant-index",
-    "people",
-    {"redundant indexes": "name_1 in name_1_age_-1", "indexes": 3},
-    lambda database: prefixed(database, True),
-)
-def redundant_index(database: Database[Any]) -> None:
-    prefixed(database, False)
-
-
+@case("too-many-indexes", "wide", {"indexes": 14, "fields": 16}, symptom=(14,), near_miss=(8,))
 def many_indexes(database: Database[Any], number: int) -> None:
     fields = [f"f{place}" for place in range(16)]
     database["wide"].insert_many([dict.fromkeys(fields, row) for row in range(120)])
     for name in fields[:number]:
         database["wide"].create_index(name)
-
-
-@case("too-many-indexes", "wide", {"indexes": 14, "fields": 16}, lambda database: many_indexes(database, 8))
-def too_many_indexes(database: Database[Any]) -> None:
-    many_indexes(database, 14)
-
-
-def searched(database: Database[Any], index: bool) -> None:
-    database["orders"].insert_many([{"code": f"c{number}", "total": number} for number in range(2_000)])
-    if index:
-        database["orders"].create_index("code")
-    with profiled(database):
-        for number in range(4):
-            list(database["orders"].find({"code": f"c{number}"}))
 
 
 @case(
@@ -548,12 +484,25 @@ def searched(database: Database[Any], index: bool) -> None:
         "documents returned per query": "1",
         "documents in the collection": 2_000,
     },
-    lambda database: searched(database, True),
+    symptom=(False,),
+    near_miss=(True,),
 )
-def query_without_index(database: Database[Any]) -> None:
-    searched(database, False)
+def searched(database: Database[Any], index: bool) -> None:
+    database["orders"].insert_many([{"code": f"c{number}", "total": number} for number in range(2_000)])
+    if index:
+        database["orders"].create_index("code")
+    with profiled(database):
+        for number in range(4):
+            list(database["orders"].find({"code": f"c{number}"}))
 
 
+@case(
+    "case-insensitive-search",
+    "people.name",
+    {"queries": 6, "documents examined per query": "300", "case-insensitive index": "missing"},
+    symptom=("i",),
+    near_miss=("",),
+)
 def regular(database: Database[Any], options: str) -> None:
     database["people"].insert_many([{"name": f"n{number}"} for number in range(300)])
     with profiled(database):
@@ -562,30 +511,29 @@ def regular(database: Database[Any], options: str) -> None:
 
 
 @case(
-    "case-insensitive-search",
-    "people.name",
-    {"queries": 6, "documents examined per query": "300", "case-insensitive index": "missing"},
-    lambda database: regular(database, ""),
+    "too-many-collections",
+    "events_#_#_#",
+    {"such collections": 24, "collections": 24, "documents in those": 24},
+    symptom=(24,),
+    near_miss=(10,),
 )
-def case_insensitive_search(database: Database[Any]) -> None:
-    regular(database, "i")
-
-
 def daily(database: Database[Any], number: int) -> None:
     for day in range(1, number + 1):
         database[f"events_2025_01_{day:02}"].insert_one({"what": "x", "at": at(day)})
 
 
 @case(
-    "too-many-collections",
-    "events_#_#_#",
-    {"such collections": 24, "collections": 24, "documents in those": 24},
-    lambda database: daily(database, 10),
+    "attributes",
+    "products",
+    {
+        "sparse fields": 24,
+        "of these, with an index of their own": 10,
+        "fields that the workload searches by": 5,
+        "such reads": 20,
+    },
+    symptom=(10,),
+    near_miss=(4,),
 )
-def too_many_collections(database: Database[Any]) -> None:
-    daily(database, 24)
-
-
 def specified(database: Database[Any], indexes: int) -> None:
     database["products"].insert_many(
         [
@@ -604,20 +552,19 @@ def specified(database: Database[Any], indexes: int) -> None:
 
 
 @case(
-    "attributes",
-    "products",
+    "history",
+    "contract_history",
     {
-        "sparse fields": 24,
-        "of these, with an index of their own": 10,
-        "fields that the workload searches by": 5,
-        "such reads": 20,
+        "former states": 180,
+        "documents": 60,
+        "states per document, mean": 3.0,
+        "fields that both have": "holder, premium, tariff",
+        "named by": "contract_id",
     },
-    lambda database: specified(database, 4),
+    symptom=(True,),
+    near_miss=(False,),
+    severity="info",
 )
-def attributes(database: Database[Any]) -> None:
-    specified(database, 10)
-
-
 def contracts(database: Database[Any], states: bool) -> None:
     """A second collection with the former states, or with what merely happened."""
     database["contracts"].insert_many(
@@ -643,22 +590,18 @@ def contracts(database: Database[Any], states: bool) -> None:
 
 
 @case(
-    "history",
-    "contract_history",
+    "links",
+    "enrolments",
     {
-        "former states": 180,
-        "documents": 60,
-        "states per document, mean": 3.0,
-        "fields that both have": "holder, premium, tariff",
-        "named by": "contract_id",
+        "link documents": 180,
+        "between": "courses, students",
+        "links per course_id, max": 9,
+        "links per student_id, max": 3,
     },
-    lambda database: contracts(database, False),
-    "info",
+    symptom=(False,),
+    near_miss=(True,),
+    severity="info",
 )
-def history(database: Database[Any]) -> None:
-    contracts(database, True)
-
-
 def enrolled(database: Database[Any], grades: bool) -> None:
     students = [identity(number, number) for number in range(60)]
     courses = [identity(number, 1_000 + number) for number in range(20)]
@@ -675,22 +618,6 @@ def enrolled(database: Database[Any], grades: bool) -> None:
             for number in range(180)
         ]
     )
-
-
-@case(
-    "links",
-    "enrolments",
-    {
-        "link documents": 180,
-        "between": "courses, students",
-        "links per course_id, max": 9,
-        "links per student_id, max": 3,
-    },
-    lambda database: enrolled(database, True),
-    "info",
-)
-def links(database: Database[Any]) -> None:
-    enrolled(database, False)
 
 
 def finding_of(findings: tuple[Finding, ...], code: str) -> list[Finding]:

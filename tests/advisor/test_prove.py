@@ -75,12 +75,6 @@ def test_references_in_arrays_of_a_large_collection(database: Any) -> None:
     assert (400, 400) == (relation.children.minimum, relation.children.maximum)
 
 
-def test_numbers_that_coincide_are_no_relation(database: Any) -> None:
-    database["levels"].insert_many([{"_id": n, "name": "n"} for n in range(50)])
-    database["visits"].insert_many([{"_id": n, "minutes": n % 50, "score": n % 7} for n in range(500)])
-    assert () == scan(database).scan.relations
-
-
 def test_a_natural_key_that_is_not_unique_is_no_relation(database: Any) -> None:
     database["albums"].insert_many([{"AlbumId": n % 5, "Title": "t"} for n in range(50)])
     database["tracks"].insert_many([{"AlbumId": n % 5, "Name": "t"} for n in range(500)])

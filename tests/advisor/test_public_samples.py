@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.advisor import public_last, public_later, public_records, public_samples, public_tables
+from tests.advisor import public_later, public_records, public_samples, public_tables
 from tests.advisor.public_samples import SAMPLES
 from tests.advisor.test_rules import compiled
 from tests.kit.tiers import IS_FULL
@@ -15,7 +15,7 @@ from treadle import Store
 from treadle.advisor import Finding, scan
 from treadle.advisor.html import html
 
-MODULES = (public_samples, public_tables, public_records, public_later, public_last)
+MODULES = (public_samples, public_tables, public_records, public_later)
 # What is kept by hand, and so is compared with what it should be: what the evidence calls those that are not.
 WRONG = {"extended-reference": "stale", "computed": "drifted"}
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from bson import Decimal128, ObjectId
 from gridfs import GridFSBucket
-from pydantic import BaseModel
 
 from tests.advisor.symptoms import at, finding_of, profiled
+from tests.advisor.tables import table
 from tests.advisor.test_rules import check_declarations, compiled
-from treadle import Document, Id, Store, Subset
+from treadle import Store
 from treadle.advisor import Limits, Report, scan
 
 
@@ -289,15 +289,11 @@ def test_a_field_that_is_text_here_and_an_object_there_is_two_versions(newer: st
         return f"street {n}" if is_text else {"street": f"street {n}", "city": "c"}
 
     moment = int(at(0).timestamp())
-    database["people"].insert_many(
-        [
-            {
-                "_id": ObjectId((moment + n).to_bytes(4, "big") + bytes(8)),
-                "name": f"n{n}",
-                "address": address(n),
-            }
-            for n in range(200)
-        ]
+    table(
+        database,
+        "people",
+        "_id name address",
+        [(ObjectId((moment + n).to_bytes(4, "big") + bytes(8)), f"n{n}", address(n)) for n in range(200)],
     )
     report = scan(database)
     (found,) = finding_of(report.findings, "schema-versioning")
@@ -444,45 +440,6 @@ def test_a_counter_that_has_drifted_is_declared_under_its_name(database: Any) ->
         assert 6 == len(store.verify())
         store.repair()
     assert [] == where(scan(database), "computed")
-
-
-def test_a_sum_that_has_drifted_is_found_by_its_values(database: Any) -> None:
-    amounts = [round(1.5 + n * 7 % 90, 2) for n in range(400)]
-    totals = [sum(amounts[n::40]) for n in range(40)]
-    database["members"].insert_many(
-        [{"_id": n, "name": f"m{n}", "total_spent": totals[n] + (n < 5)} for n in range(40)]
-    )
-    database["purchases"].insert_many([{"member_id": n % 40, "amount": amounts[n]} for n in range(400)])
-    report = scan(database)
-    (found,) = finding_of(report.findings, "computed")
-    assert ("members.total_spent", 5) == (found.where, found.evidence["drifted"])
-    assert 'Sum(Purchase, "amount", by="member_id")' in found.declaration
-    check_declarations(report, database)
-
-
-# -- what Treadle itself keeps --------------------------------------------------------------------------
-
-
-class Note(Document, collection="notes"):
-    sheet_id: Id
-    text: str
-
-
-class NoteCard(BaseModel):
-    text: str
-
-
-class Sheet(Document, collection="sheets"):
-    title: str
-    newest: Annotated[list[NoteCard], Subset(Note, by="sheet_id", sort="-id", size=3)] = []
-
-
-def test_embedded_items_of_a_model_are_no_relations(database: Any) -> None:
-    with Store(database, models=[Note, Sheet]) as store:
-        store.setup()
-        sheets = store.insert_many([Sheet(title=f"t{n}") for n in range(30)])
-        store.insert_many([Note(sheet_id=sheets[n % 30].id, text=f"x{n}") for n in range(120)])
-    assert {("notes", "sheet_id", "sheets", "_id")} == relations(scan(database))
 
 
 def test_a_count_of_some_is_no_count_that_has_drifted(database: Any) -> None:

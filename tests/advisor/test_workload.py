@@ -8,7 +8,7 @@ from typing import Any
 
 from bson.regex import Regex
 
-from treadle.advisor.facts import Workload
+from treadle.advisor.facts import Query, Workload
 from treadle.advisor.workload import parse, read, read_together
 
 NOW = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
@@ -27,6 +27,12 @@ def profile(
     }
 
 
+def parsed(document: dict[str, Any]) -> Query:
+    query = parse(document, "shop")
+    assert query is not None
+    return query
+
+
 def test_a_find_keeps_names_and_no_values() -> None:
     command = {
         "find": "orders",
@@ -34,8 +40,7 @@ def test_a_find_keeps_names_and_no_values() -> None:
         "sort": {"at": -1},
         "limit": 5,
     }
-    query = parse(profile("query", command, docsExamined=10, nreturned=5), "shop")
-    assert query is not None
+    query = parsed(profile("query", command, docsExamined=10, nreturned=5))
     assert ("orders", "find", ("a", "b.c", "status"), (("at", -1),), 5) == (
         query.collection,
         query.kind,
@@ -56,19 +61,16 @@ def test_regular_expressions_without_case_are_noted_in_all_forms() -> None:
         {"$in": [Regex("a", "i")]},
         {"$not": Regex("a", "i")},
     ):
-        query = parse(profile("query", {"find": "orders", "filter": {"name": value}}), "shop")
-        assert query is not None
+        query = parsed(profile("query", {"find": "orders", "filter": {"name": value}}))
         assert ("name",) == query.case_insensitive, value
     for value in ({"$regex": "a"}, Regex("a", "m"), "i", {"$eq": "i"}):
-        query = parse(profile("query", {"find": "orders", "filter": {"name": value}}), "shop")
-        assert query is not None
+        query = parsed(profile("query", {"find": "orders", "filter": {"name": value}}))
         assert () == query.case_insensitive, value
 
 
 def test_only_updates_that_just_count_are_increments() -> None:
     def increments(update: Any) -> tuple[str, ...]:
-        query = parse(profile("update", {"q": {"_id": 1}, "u": update}), "shop")
-        assert query is not None
+        query = parsed(profile("update", {"q": {"_id": 1}, "u": update}))
         return query.increments
 
     assert ("n",) == increments({"$inc": {"n": 1}})
@@ -80,8 +82,7 @@ def test_only_updates_that_just_count_are_increments() -> None:
 
 def test_pushes_with_a_bound_are_not_noted() -> None:
     pushes = {"$push": {"a": 1, "b": {"$each": [1], "$slice": -5}}, "$addToSet": {"c": 1}}
-    query = parse(profile("update", {"q": {}, "u": pushes}), "shop")
-    assert query is not None
+    query = parsed(profile("update", {"q": {}, "u": pushes}))
     assert ("a", "c") == query.pushes
 
 

@@ -13,6 +13,8 @@ from typing import Any
 from bson import Binary, Decimal128, Int64, ObjectId
 from pymongo.database import Database
 
+from tests.advisor.tables import rows
+
 START = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
 READERS = 6
 Fill = Callable[[Database[Any]], None]
@@ -31,15 +33,10 @@ def checked(database: Database[Any], name: str, documents: list[dict[str, Any]],
 def accounts(database: Database[Any]) -> None:
     """Users with sessions that expire and tokens that are looked up by themselves."""
     teams = [{"_id": ObjectId(), "name": f"t{n}", "plan": "pro"} for n in range(40)]
-    users = [
-        {
-            "_id": ObjectId(),
-            "email": f"u{n}@example.org",
-            "team_id": teams[n % 40]["_id"],
-            "team": {"name": f"t{n % 40}"},
-        }
-        for n in range(300)
-    ]
+    users = rows(
+        "_id email team_id team",
+        [(ObjectId(), f"u{n}@example.org", teams[n % 40]["_id"], {"name": f"t{n % 40}"}) for n in range(300)],
+    )
     checked(database, "teams", teams, "name")
     checked(database, "users", users, "email")
     checked(
@@ -201,15 +198,10 @@ def blog(database: Database[Any]) -> None:
     checked(
         database,
         "comments",
-        [
-            {
-                "post_id": posts[n * n % 400]["_id"],
-                "author": {"name": "a"},
-                "text": "x" * (n % 50),
-                "at": at(n),
-            }
-            for n in range(1_500)
-        ],
+        rows(
+            "post_id author text at",
+            [(posts[n * n % 400]["_id"], {"name": "a"}, "x" * (n % 50), at(n)) for n in range(1_500)],
+        ),
         "text",
     )
 

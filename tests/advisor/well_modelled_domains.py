@@ -10,6 +10,7 @@ from bson import Decimal128, ObjectId
 from gridfs import GridFSBucket
 from pymongo.database import Database
 
+from tests.advisor.tables import rows
 from tests.advisor.well_modelled import Fill, at, checked
 
 
@@ -103,17 +104,14 @@ def leaderboard(database: Database[Any]) -> None:
     checked(
         database,
         "standings",
-        [
-            {
-                "season": season,
-                "player_id": each["_id"],
-                "handle": each["handle"],
-                "score": (each["_id"] * season) % 997,
-                "rank": number,
-            }
-            for season in range(1, 7)
-            for number, each in enumerate(players, 1)
-        ],
+        rows(
+            "season player_id handle score rank",
+            [
+                (season, each["_id"], each["handle"], (each["_id"] * season) % 997, number)
+                for season in range(1, 7)
+                for number, each in enumerate(players, 1)
+            ],
+        ),
         "season",
     )
     database["players"].create_index("handle", unique=True)
@@ -232,17 +230,13 @@ def ticketing(database: Database[Any]) -> None:
         {"_id": n, "name": f"hall {n}", "rows": [{"row": f"{row}", "seats": 20} for row in range(12)]}
         for n in range(15)
     ]
-    events = [
-        {
-            "_id": ObjectId(),
-            "title": f"evening {n}",
-            "starts": at(n * 1_440),
-            "venue_id": n % 15,
-            "venue": {"name": f"hall {n % 15}"},
-            "sold": 24,
-        }
-        for n in range(120)
-    ]
+    events = rows(
+        "_id title starts venue_id venue sold",
+        [
+            (ObjectId(), f"evening {n}", at(n * 1_440), n % 15, {"name": f"hall {n % 15}"}, 24)
+            for n in range(120)
+        ],
+    )
     checked(database, "venues", venues, "name")
     checked(database, "events", events, "title")
     tickets = [
