@@ -110,7 +110,7 @@ def test_an_interrupted_run_stops_after_its_batch_and_goes_on_later(application,
     run.send_signal(signal.SIGINT)
     out, _ = run.communicate(timeout=60)
     assert 130 == run.returncode
-    assert "goes on from here" in out
+    assert "continues from here" in out
     migrated = database["users"].count_documents({"schema_version": 2})
     assert 0 < migrated < 300
     assert 0 == migrated % 10

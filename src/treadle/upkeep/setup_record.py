@@ -68,10 +68,10 @@ def row_name(collection: str) -> str:
 
 def is_known_format() -> Plan[bool]:
     """Return whether the recorded state, if there is any, has the format of this version."""
+    # In this order: a concurrent setup writes the format before any other row.
+    other = yield from find_one(COLLECTION, {"_id": {"$ne": FORMAT}}, {"_id": 1})
     row = yield from find_one(COLLECTION, {"_id": FORMAT})
-    if row is None:
-        return (yield from find_one(COLLECTION, {}, {"_id": 1})) is None
-    return bool(row.get("version") == VERSION)
+    return other is None if row is None else bool(row.get("version") == VERSION)
 
 
 def require_known_format() -> Plan[None]:
