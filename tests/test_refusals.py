@@ -711,6 +711,7 @@ TREES = [
     tree("reference-type", "Wrong (tree=) parent=", ANCESTORS, parent_id=int | None),
     tree("keyword-unknown", "tree='parent_id'", "parent_id"),
     tree("tree-declaration", "Wrong", [ANCESTORS] * 2),
+    tree("tree-declaration", "Wrong", ChildReferences(children="ancestors", sort="name")),
     tree("tree-field-type", "is not text", MaterializedPath(path="path", segment="number")),
     tree("tree-field-type", "lies in a list", ParentReference(parent="links.up"), links=list[Upward]),
     tree("path-maintained-twice", "Wrong.ancestors", ANCESTORS, ancestors=Annotated[list[Id], Collect("Wrong", "parent_id", by="parent_id")]),

@@ -52,13 +52,6 @@ def texts(store, product, field="recent"):
     return [card.text for card in getattr(store.get(Product, product.id), field)]
 
 
-def test_ties_break_by_id(store):
-    product = store.insert(Product())
-    reviews = store.insert_many([Review(product_id=product.id, text=str(n)) for n in range(5)])
-    expected = [review.text for review in sorted(reviews, key=lambda review: review.id)][:3]
-    assert expected == texts(store, product)
-
-
 @pytest.mark.quick
 def test_several_sort_keys_and_a_condition(store):
     """The card does not hold the likes by which it is chosen."""

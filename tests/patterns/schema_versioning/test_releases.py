@@ -13,25 +13,6 @@ from treadle import Document, ExtendedReference, Id, Store, migration
 # -- rolling deploys ---------------------------------------------------------------------------------
 
 
-def test_a_store_can_go_on_writing_an_old_version(run, database):
-    store = run.store([User], write_versions={User: 1})
-    user = store.insert(User(name="a", phones=["1", "2"], initial="a"))
-    raw = database["users"].find_one()
-    assert {"_id": user.id, "schema_version": 1, "name": "a", "n": 0, "phone": "1,2"} == raw
-    assert user == store.get(User, user.id)
-    after = store.update(User, user.id, {"$push": {"phones": "3"}, "$inc": {"n": 1}})
-    assert ["1", "2", "3"] == after.phones
-    assert ("1,2,3", 1, 1) == tuple(
-        database["users"].find_one()[key] for key in ("phone", "n", "schema_version")
-    )
-    assert 1 == store.update_many(User, {"name": "a"}, {"$push": {"phones": "4"}})
-    assert "1,2,3,4" == database["users"].find_one()["phone"]
-    store.replace(User(id=user.id, name="b"))
-    assert {"_id": user.id, "schema_version": 1, "name": "b", "n": 0} == database["users"].find_one()
-    (two,) = store.insert_many([User(name="c")])
-    assert 1 == database["users"].find_one({"_id": two.id})["schema_version"]
-
-
 def test_treadles_own_state_survives_a_way_down_that_forgets_it(run, database):
     class Named(Document, collection="named", version=2):
         name: str

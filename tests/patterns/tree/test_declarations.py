@@ -18,11 +18,8 @@ from treadle import (
     ChildReferences,
     Count,
     DataError,
-    DeclarationError,
     Document,
-    Id,
     ParentReference,
-    Store,
     UsageError,
 )
 
@@ -95,46 +92,6 @@ def test_siblings_are_read_as_declared(run):
     assert [4, 3, 2] == [each.id for each in tree.children(1)]
     assert [4, 3, 2] == [each.node.id for each in tree.nested(1).children]
     assert [2, 3, 4] == [each.id for each in tree.children(1, sort="_id")]
-
-
-def test_child_lists_take_no_sort():
-    class Node(Document, collection="nodes", tree=ChildReferences(children="children", sort="name")):
-        id: int
-        name: str = ""
-        children: list[int] = []
-
-    with pytest.raises(DeclarationError, match="tree-declaration"):
-        Store.local([Node])
-
-
-@pytest.mark.parametrize("option", ["order", "depth", "within"])
-def test_unknown_options_are_refused(option):
-    with pytest.raises(TypeError, match=option):
-        AncestorArray(parent="parent_id", ancestors="ancestors", **{option: "name"})
-
-
-def test_a_model_without_a_tree_says_how_to_have_one(run):
-    class Plain(Document, collection="plain"):
-        name: str
-
-    with pytest.raises(UsageError, match="tree=AncestorArray") as caught:
-        run.store([Plain]).tree(Plain)
-    assert "tree-undeclared" == caught.value.code
-
-
-def test_a_model_has_one_tree():
-    class Both(
-        Document,
-        collection="both",
-        tree=[ChildReferences(children="children"), AncestorArray(parent="up", ancestors="above")],
-    ):
-        children: list[Id] = []
-        up: Id | None = None
-        above: list[Id] = []
-
-    with pytest.raises(DeclarationError, match="keep one declaration") as caught:
-        Store.local([Both])
-    assert "tree-declaration" == caught.value.code
 
 
 # -- kinds -------------------------------------------------------------------------------------------
