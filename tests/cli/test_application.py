@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ class Product(Document, collection="products"):
 store = Store(MongoClient({uri!r})[{name!r}], [Product])
 number = 5
 """
-
-
-@pytest.fixture
-def application(server, database, tmp_path: Path):
-    """A folder with an application, and a function that runs the command in it."""
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-    return partial(invoke, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pytest
 
 from tests.cli.invoke import invoke
 
@@ -22,12 +19,6 @@ class Shop(Document, collection="shops"):
 
 store = Store(MongoClient({uri!r})[{name!r}], [Sale, Shop])
 """
-
-
-@pytest.fixture
-def folder(server, database, tmp_path: Path) -> Path:
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-    return tmp_path
 
 
 def test_old_documents_move(folder, database):

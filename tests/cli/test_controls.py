@@ -8,13 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.invoke import invoke
-from tests.cli.test_watch import APPLICATION
-
-
-@pytest.fixture
-def folder(server, database, tmp_path: Path) -> Path:
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-    return tmp_path
 
 
 @pytest.fixture

@@ -44,13 +44,11 @@ def asynchronous():
 
 
 @pytest.fixture
-def application(server, database, tmp_path: Path):
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-
+def application(folder: Path):
     def treadle(*arguments: str, wait: bool = True, **more: str) -> Any:
         if wait:
-            return invoke(tmp_path, "migrate", *arguments, columns=80, **more)
-        return start("migrate", *arguments, folder=tmp_path, **more)
+            return invoke(folder, "migrate", *arguments, columns=80, **more)
+        return start("migrate", *arguments, folder=folder, **more)
 
     return treadle
 

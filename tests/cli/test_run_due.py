@@ -35,32 +35,14 @@ APPS = ["shop:store", "shop:asynchronous"]
 SECONDS_MAX = 60
 
 
-@pytest.fixture
-def folder(server, database, tmp_path: Path) -> Path:
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
+@pytest.fixture(autouse=True)
+def sales(database) -> None:
     database.sales.insert_many([{"product": name} for name in ("loom", "loom", "reed")])
-    return tmp_path
 
 
 def treadle(folder: Path, *arguments: str) -> tuple[int, str]:
     done = invoke(folder, *arguments)
     return done.returncode, done.stdout
-
-
-@pytest.mark.parametrize("app", APPS)
-def test_run_due_does_what_is_due(folder, database, app):
-    assert 0 == treadle(folder, "setup", "--app", app)[0]
-    code, output = treadle(folder, "run-due", "--app", app, "--dry-run")
-    assert (0, "PerProduct is due.") == (code, output.strip())
-    assert 0 == database.per_product.count_documents({})
-    code, output = treadle(folder, "run-due", "--app", app, "--json")
-    (ran,) = json.loads(output)
-    assert (0, "PerProduct", 2, None) == (code, ran["name"], ran["written"], ran["error"])
-    assert {"loom": 2, "reed": 1} == {each["_id"]: each["count"] for each in database.per_product.find()}
-    database["treadle.schedules"].update_one({}, {"$inc": {"n": 0}})
-    code, output = treadle(folder, "run-due", "--app", app)
-    assert 0 == code
-    assert "PerProduct" in output or "Nothing is due." in output
 
 
 def test_a_failed_run_exits_with_1(folder, database):

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.cli.invoke import invoke
 from treadle import Finding
 from treadle.cli.verify import show
 
@@ -33,14 +30,6 @@ store = Store(MongoClient({uri!r})[{name!r}], models)
 def asynchronous():
     return AsyncStore(AsyncMongoClient({uri!r})[{name!r}], models)
 """
-
-
-@pytest.fixture
-def application(server, database, tmp_path: Path):
-    """A folder with an application, and a function that runs the command in it."""
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-
-    return partial(invoke, tmp_path)
 
 
 @pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])

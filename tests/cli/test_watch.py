@@ -40,12 +40,6 @@ def asynchronous():
 
 
 @pytest.fixture
-def folder(server, database, tmp_path: Path) -> Path:
-    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-    return tmp_path
-
-
-@pytest.fixture
 def watch(folder: Path):
     """A function that starts `treadle watch` beside the test."""
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from tests.server.test_server import USER, insert_in_transaction, python, values
+from tests.server.test_server import USER, becomes_true, insert_in_transaction, python, runs, values
 from treadle import Document, Store
 from treadle.errors import UsageError
 from treadle.server import guard
@@ -235,16 +235,16 @@ def test_a_folder_that_lost_its_key_gets_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.all
-def test_every_process_that_shares_a_folder_gets_in(tmp_path: Path) -> None:
+def test_processes_that_start_at_once_share_one_server(tmp_path: Path) -> None:
     processes = [python(USER, str(tmp_path)) for _ in range(3)]
-    uris = {process.stdout.readline().split("\t")[0] for process in processes if process.stdout}
-    for number, uri in enumerate(uris):
-        insert_in_transaction(uri, number)
+    (said,) = {process.stdout.readline() for process in processes if process.stdout}
+    uri, pid, _ = said.split("\t")
+    insert_in_transaction(uri, 1)
     with server.start(tmp_path) as running:
-        assert {running.uri} == uris
-        assert [0] == values(running.uri)
+        assert (uri, [1]) == (running.uri, values(running.uri))
     for process in processes:
         process.communicate("")
+    assert becomes_true(lambda: not runs(int(pid)))
 
 
 @pytest.mark.all

@@ -110,12 +110,6 @@ def script(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_new_server_accepts_a_transaction() -> None:
-    with server.start() as running:
-        insert_in_transaction(running.uri, 1)
-        assert [1] == values(running.uri)
-
-
 def test_only_this_machine_can_connect(shared: server.LocalServer) -> None:
     """mongod listens at 127.0.0.1 alone and leaves no socket file in /tmp."""
     listening = subprocess.run(
@@ -244,16 +238,6 @@ def test_two_processes_share_a_server_until_the_last_one_ends(user: Any) -> None
 
 
 @pytest.mark.all
-def test_processes_that_start_at_once_share_one_server(tmp_path: Path) -> None:
-    processes = [python(USER, str(tmp_path)) for _ in range(3)]
-    said = {process.stdout.readline() for process in processes if process.stdout}
-    assert 1 == len(said)
-    for process in processes:
-        process.communicate("")
-    assert not runs(int(said.pop().split("\t")[1]))
-
-
-@pytest.mark.all
 def test_a_server_with_other_options_is_not_shared() -> None:
     with server.start(arguments=["--oplogSize", "8"]) as running:
         with pytest.raises(UsageError, match="'--oplogSize', '8'") as raised:
@@ -350,31 +334,29 @@ except server.UsageError as error:
         assert "" == done.stderr
 
 
-@pytest.mark.all
-def test_a_missing_shared_library_is_named(tmp_path: Path) -> None:
-    words = "error while loading shared libraries: libcrypto.so.3: cannot open shared object file"
-    mongod = script(tmp_path, f"echo '{tmp_path}/mongod: {words}' >&2; exit 127")
-    with pytest.raises(UsageError, match=r"libcrypto\.so\.3.*install.*TREADLE_MONGOD") as raised:
-        server.start(mongod=mongod)
-    assert "mongod-library-missing" == raised.value.code
+LIBRARY = "error while loading shared libraries: libcrypto.so.3: cannot open shared object file"
 
 
 @pytest.mark.all
-def test_an_unknown_failure_repeats_what_mongod_said(tmp_path: Path) -> None:
-    mongod = script(tmp_path, "echo the moon is in the wrong quarter; exit 7")
-    with pytest.raises(UsageError, match="status 7, saying 'the moon is") as raised:
-        server.start(tmp_path / "data", mongod=mongod)
-    assert "local-server-failed" == raised.value.code
-
-
-@pytest.mark.all
-def test_a_mongod_for_another_machine_is_told_in_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        (f"#!/bin/sh\necho 'mongod: {LIBRARY}' >&2; exit 127", "mongod-library-missing",
+         r"libcrypto\.so\.3.*install.*TREADLE_MONGOD"),
+        ("#!/bin/sh\necho the moon is in the wrong quarter; exit 7", "local-server-failed",
+         "status 7, saying 'the moon is"),
+        ("\x7fELF for another machine", "local-server-failed", "Exec format error"),
+    ],
+)  # fmt: skip
+def test_a_mongod_that_does_not_run_is_told_in_a_sentence(
+    tmp_path: Path, program: str, code: str, words: str
+) -> None:
     mongod = tmp_path / "mongod"
-    mongod.write_bytes(b"\x7fELF for another machine")
+    mongod.write_text(program)
     mongod.chmod(0o755)
-    with pytest.raises(UsageError, match="Exec format error") as raised:
+    with pytest.raises(UsageError, match=words) as raised:
         server.start(tmp_path / "data", mongod=mongod)
-    assert "local-server-failed" == raised.value.code
+    assert code == raised.value.code
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(database: Any) -> None:
     assert "plan-applied" == code_of(lambda: apply(database, plan))
     again = replace(plan, id="another")
     assert "plan-treadle-in-use" == code_of(lambda: apply(database, again))
+    assert "plan-treadle-in-use" == code_of(lambda: apply_dry_run(database, again))
     database[PLANS].update_one({"_id": plan.id}, {"$set": {"state": "undoing"}})
     assert "plan-half-undone" == code_of(lambda: apply(database, plan))
     undo(database, plan)

@@ -12,7 +12,7 @@ from tests.advisor.loop.test_apply import CODES, code_of, undone
 from treadle import Count, Document, Id
 from treadle.advisor import scan
 from treadle.advisor.interface import Finding
-from treadle.advisor.loop.apply import apply, apply_dry_run
+from treadle.advisor.loop.apply import apply
 from treadle.advisor.loop.plan import BY_APPLICATION, make
 from treadle.advisor.loop.readme import readme
 from treadle.advisor.loop.undo import undo
@@ -51,19 +51,6 @@ def test_what_the_application_must_do_is_named_with_its_declaration(database: An
 
 def treadle_names(database: Any) -> set[str]:
     return {each for each in database.list_collection_names() if each.startswith("treadle.")}
-
-
-def test_a_second_plan_is_refused(database: Any) -> None:
-    shop(database)
-    first, second = plan_for(database, "computed"), plan_for(database, "subset")
-    apply(database, first)
-    was = everything(database)
-    assert "plan-treadle-in-use" == code_of(lambda: apply(database, second))
-    assert "plan-treadle-in-use" == code_of(lambda: apply_dry_run(database, second))
-    assert was == everything(database)
-    undo(database, first)
-    apply(database, second)
-    undo(database, second)
 
 
 class Note(Document, collection="notes"):

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from pymongo import MongoClient
-from pymongo.monitoring import CommandListener
 
 from tests.cli.invoke import RUN_SECONDS_MAX, run_verb, start
+from tests.kit.command_log import CommandLog
 from treadle.advisor import scan
 from treadle.advisor.loop import profiler_level, recorder, workload_file
 from treadle.advisor.loop.copying import Copier
@@ -96,14 +96,6 @@ def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path
     # Our own reads of the profiler are none of the clients' work.
     assert {"orders"} == {each.collection for each in workload}
     assert 0 == level(database)
-
-
-def test_the_former_level_comes_back_as_it_was(database, tmp_path):
-    database.command({"profile": 1, "slowms": 250, "sampleRate": 0.5})
-    recorder.record(database, tmp_path / "w", seconds=0.1)
-    present = database.command({"profile": -1})
-    assert (1, 250, 0.5) == (present["was"], present["slowms"], present["sampleRate"])
-    database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0})
 
 
 def test_what_may_not_be_recorded_is_refused(database, tmp_path):
@@ -232,20 +224,11 @@ def test_rows_of_one_millisecond_are_read_once_though_the_cursor_is_reopened():
     assert place.is_new({"ts": moment + dt.timedelta(milliseconds=1), "n": 1})
 
 
-class Sent(CommandListener):
-    """The commands that a client sends."""
-
-    def __init__(self) -> None:
-        self.commands: list[tuple[str, dict[str, Any]]] = []
+class Sent(CommandLog):
+    """All commands that a client sends, greetings too."""
 
     def started(self, event: Any) -> None:
         self.commands.append((event.command_name, dict(event.command)))
-
-    def succeeded(self, event: Any) -> None:
-        pass
-
-    def failed(self, event: Any) -> None:
-        pass
 
 
 # They take no time of the server's, or go by the time limit of the command that began them.

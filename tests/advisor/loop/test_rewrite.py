@@ -16,7 +16,7 @@ from tests.advisor.drafts import chosen, draft_of
 from treadle import Average, Count, Document, ExtendedReference, Id, Max, Min, Subset, Sum
 from treadle.advisor.loop.answers import same, same_first, same_rows
 from treadle.advisor.loop.compare import compare_reads
-from treadle.advisor.loop.rewrite import rewrite, unchanged
+from treadle.advisor.loop.rewrite import Rewritten, rewrite, unchanged
 from treadle.advisor.loop.units import Group, collect, describe, grouped
 from treadle.advisor.loop.workload_file import Request
 from treadle.advisor.loop.write_cost import WriteCounter, watched_fields
@@ -65,6 +65,12 @@ JOIN = {"from": "customers", "localField": "customer_id", "foreignField": "_id",
 FULL = {"_id": 7, "name": "Ada", "email": "a@b", "tier": "gold"}
 
 
+def rewritten(request: Request | tuple[Request, ...]) -> Rewritten:
+    after = rewrite(request, PATTERNS)
+    assert after is not None
+    return after
+
+
 def aggregate(collection: str, *stages: dict[str, Any]) -> Request:
     return Request("aggregate", collection, {"pipeline": list(stages)})
 
@@ -73,8 +79,7 @@ def test_a_lookup_becomes_a_find_of_the_card():
     request = aggregate(
         "orders", {"$match": {"status": "open"}}, {"$sort": {"_id": 1}}, {"$limit": 5}, {"$lookup": JOIN}
     )
-    after = rewrite(request, PATTERNS)
-    assert after is not None
+    after = rewritten(request)
     (found,) = after.requests
     assert ("find", {"filter": {"status": "open"}, "sort": {"_id": 1}, "limit": 5}) == (
         found.operation,
@@ -93,8 +98,7 @@ def test_a_lookup_becomes_a_find_of_the_card():
 def test_joined_documents_that_tie_may_come_in_another_order():
     """A plan's own index gives them in another order than a scan did."""
     request = aggregate("orders", {"$sort": {"day": -1}}, {"$lookup": JOIN})
-    after = rewrite(request, PATTERNS)
-    assert after is not None
+    after = rewritten(request)
     rows = [
         {"_id": key, "day": day, "customer_id": 7, "customer": [FULL]}
         for key, day in ((1, 9), (2, 8), (3, 8))
@@ -113,8 +117,7 @@ def test_names_of_what_was_joined_become_names_in_the_card():
         {"$match": {"buyer.tier": "gold"}},
         {"$project": {"who": "$buyer.name", "id": "$buyer._id"}},
     )
-    after = rewrite(request, PATTERNS)
-    assert after is not None
+    after = rewritten(request)
     assert [
         {"$match": {"customer": {"$ne": None}}},
         {"$match": {"customer.tier": "gold"}},
@@ -151,8 +154,7 @@ def test_a_read_and_the_reads_by_id_that_follow_it_are_one_page():
     assert [(first, second), (elsewhere,), (late,)] == sorted(
         units, key=lambda unit: (len(unit) < 2, unit[0].at)
     )
-    after = rewrite((first, second), PATTERNS)
-    assert after is not None
+    after = rewritten((first, second))
     assert 1 == len(after.requests)
     assert {"status": 1, "customer_id": 1, "customer": 1} == after.requests[0].body["projection"]
     before = [[{"_id": 1, "status": "open"}], [FULL]]
@@ -169,16 +171,14 @@ def test_reads_that_follow_count_only_where_they_are_about_what_was_read():
     """Sessions are reused at once, so that a read of an unrelated customer may come right after an order."""
     orders = Request("find", "orders", {"filter": {"_id": 1}})
     customer = Request("find", "customers", {"filter": {"_id": 7}})
-    after = rewrite((orders, customer), PATTERNS)
-    assert after is not None
+    after = rewritten((orders, customer))
     assert after.applies is not None
     assert after.applies([[{"_id": 1, "customer_id": 7}], [FULL]])
     assert not after.applies([[{"_id": 1, "customer_id": 9}], [FULL]])
     assert not after.applies([[], [FULL]])
     # The client knows the customer from its own filter.
     hidden = Request("find", "orders", {"filter": {"customer_id": 7}, "projection": {"status": 1}})
-    after = rewrite((hidden, customer), PATTERNS)
-    assert after is not None
+    after = rewritten((hidden, customer))
     assert after.applies is not None
     assert after.applies([[{"_id": 1, "status": "open"}], [FULL]])
     assert not after.applies([[], [FULL]])
@@ -211,8 +211,7 @@ def test_counts_and_sums_become_reads_of_fields():
         "b": {"$max": "$rating"},
         "w": {"$min": "$rating"},
     }
-    after = rewrite(aggregate("reviews", {"$match": {"product_id": 4}}, {"$group": sums}), PATTERNS)
-    assert after is not None
+    after = rewritten(aggregate("reviews", {"$match": {"product_id": 4}}, {"$group": sums}))
     (found,) = after.requests
     assert ("find", "products", {"_id": 4}) == (found.operation, found.collection, found.body["filter"])
     before = [[{"_id": None, "n": 3, "t": 9, "m": 3.0, "b": 5, "w": 1}]]
@@ -230,16 +229,14 @@ def test_counts_in_every_form():
         aggregate("reviews", {"$match": {"product_id": {"$eq": 4}}}, {"$count": "n"}),
         aggregate("reviews", {"$match": {"product_id": 4}}, {"$group": {"_id": 1, "n": {"$sum": 1}}}),
     ):
-        after = rewrite(request, PATTERNS)
-        assert after is not None
+        after = rewritten(request)
         assert after.same([[{"n": 3}]], [[{"_id": 4, "n": 3}]])
     several = aggregate(
         "reviews",
         {"$match": {"product_id": {"$in": [4, 5]}}},
         {"$group": {"_id": "$product_id", "n": {"$sum": 1}}},
     )
-    after = rewrite(several, PATTERNS)
-    assert after is not None
+    after = rewritten(several)
     assert after.same([[{"_id": 5, "n": 1}, {"_id": 4, "n": 3}]], [[{"_id": 4, "n": 3}, {"_id": 5, "n": 1}]])
     assert not after.same([[{"_id": 5, "n": 1}]], [[{"_id": 4, "n": 1}]])
 
@@ -271,8 +268,7 @@ def test_what_no_pattern_answers_stays(request_):
 
 def test_a_sort_and_limit_become_a_read_of_the_subset():
     body = {"filter": {"product_id": 4}, "sort": {"date": -1}, "limit": 2, "projection": {"rating": 1}}
-    after = rewrite(Request("find", "reviews", body), PATTERNS)
-    assert after is not None
+    after = rewritten(Request("find", "reviews", body))
     assert ("products", {"_id": 4}, {"recent": 1}) == (
         after.requests[0].collection,
         after.requests[0].body["filter"],
@@ -306,8 +302,7 @@ def test_embedded_documents_that_tie_may_come_in_another_order(projection):
         {"_id": 3, "rating": 3, "date": day},
     ]
     body = {"filter": {"product_id": 4}, "sort": {"date": -1}, "limit": 3, "projection": projection}
-    after = rewrite(Request("find", "reviews", body), PATTERNS)
-    assert after is not None
+    after = rewritten(Request("find", "reviews", body))
 
     def answer(*documents: dict[str, Any]) -> list[list[dict[str, Any]]]:
         shown = {"_id": 1, **(projection or stored[0])}
