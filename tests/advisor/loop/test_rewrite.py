@@ -13,30 +13,14 @@ import pytest
 from pydantic import BaseModel
 
 from tests.advisor.drafts import chosen, draft_of
-from treadle import Average, Count, Document, ExtendedReference, Id, Max, Min, Subset, Sum
+from tests.advisor.loop.shop_models import Customer, Order
+from treadle import Average, Count, Document, Id, Max, Min, Subset, Sum
 from treadle.advisor.loop.answers import same, same_first, same_rows
 from treadle.advisor.loop.compare import compare_reads
 from treadle.advisor.loop.rewrite import Rewritten, rewrite, unchanged
 from treadle.advisor.loop.units import Group, collect, describe, grouped
 from treadle.advisor.loop.workload_file import Request
 from treadle.advisor.loop.write_cost import WriteCounter, watched_fields
-
-
-class Customer(Document, collection="customers"):
-    name: str
-    email: str
-    tier: str
-
-
-class CustomerCard(BaseModel):
-    name: str
-    tier: str
-
-
-class Order(Document, collection="orders"):
-    customer_id: Id
-    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
-    status: str
 
 
 class Review(Document, collection="reviews"):

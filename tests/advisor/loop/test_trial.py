@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from bson import ObjectId
-from pymongo import MongoClient
 from rich.console import Console
 
 from tests.advisor.drafts import chosen, draft_of
@@ -106,6 +105,14 @@ def canaries(product: Any, customer: Any) -> Iterator[Request]:
     ]
     for operation, collection, body in bodies:
         yield Request(operation, collection, body, 5.0, plan="COLLSCAN")
+
+
+@pytest.fixture
+def target(database: Any) -> Iterator[Any]:
+    """A database for a copy."""
+    copied = database.client[f"{database.name}_copy"]
+    yield copied
+    database.client.drop_database(copied.name)
 
 
 @pytest.fixture
@@ -230,7 +237,7 @@ def test_a_copy_that_programs_write_themselves_is_not_tried(database, tmp_path):
     assert tried.reason.startswith("Programs write its fields themselves")
 
 
-def test_writes_are_measured_on_both_copies_and_put_back(database, uri):
+def test_writes_are_measured_on_both_copies_and_put_back(database, target):
     """Both copies hold the same afterwards as before, and every value is right."""
     keys = [ObjectId() for _ in range(3)]
     database["products"].insert_many([{"_id": key, "name": "p", "price": 1.0} for key in keys])
@@ -251,26 +258,21 @@ def test_writes_are_measured_on_both_copies_and_put_back(database, uri):
     ]
     collect([Request(operation, "reviews", body, returned=3) for operation, body in bodies], [counter])
     assert {("reviews", "insert"): 3, ("reviews", "update"): 6, ("reviews", "delete"): 6} == counter.documents
-    with MongoClient(uri) as client:
-        after = client[f"{database.name}_after"]
-        try:
-            clone(database, after, ["products", "reviews"])
-            with Store(after, models=models) as store:
-                store.setup()
-                store.rebuild()
-                results, notes = write_costs(database, store, counter, 1.0, rounds=2)
-                assert [] == notes
-                assert [] == store.verify()
-            assert [6, 3, 6] == [each.recorded for each in results]
-            assert {"reviews: delete", "reviews: insert", "reviews: update of rating, text"} == {
-                each.request for each in results
-            }
-            order = [("_id", 1)]
-            assert stored == list(database["reviews"].find().sort(order))
-            left = list(after["reviews"].find({}, {"_treadle": 0}).sort(order))
-            assert [without(each) for each in stored] == [without(each) for each in left]
-        finally:
-            client.drop_database(after.name)
+    clone(database, target, ["products", "reviews"])
+    with Store(target, models=models) as store:
+        store.setup()
+        store.rebuild()
+        results, notes = write_costs(database, store, counter, 1.0, rounds=2)
+        assert [] == notes
+        assert [] == store.verify()
+    assert [6, 3, 6] == [each.recorded for each in results]
+    assert {"reviews: delete", "reviews: insert", "reviews: update of rating, text"} == {
+        each.request for each in results
+    }
+    order = [("_id", 1)]
+    assert stored == list(database["reviews"].find().sort(order))
+    left = list(target["reviews"].find({}, {"_treadle": 0}).sort(order))
+    assert [without(each) for each in stored] == [without(each) for each in left]
 
 
 def test_an_index_is_tried_with_the_reads_that_scan(database, tmp_path):
@@ -311,7 +313,7 @@ def workload_product(groups: Any) -> Any:
 # -- drawing ----------------------------------------------------------------------------------
 
 
-def test_families_are_whole_and_the_largest_is_among_them(database, uri):
+def test_families_are_whole_and_the_largest_is_among_them(database, target):
     parents = [{"_id": ObjectId(), "name": f"p{number}"} for number in range(3_000)]
     children = [
         {"_id": ObjectId(), "parent_id": parents[number % 3_000]["_id"], "other_id": number % 2_500}
@@ -324,26 +326,21 @@ def test_families_are_whole_and_the_largest_is_among_them(database, uri):
     database["children"].create_index("parent_id", name="by_parent", expireAfterSeconds=10)
     report = scan(database)
     named = touched([Request("find", "children", {"filter": {"parent_id": parents[11]["_id"]}})])[1]
-    with MongoClient(uri) as client:
-        target = client[f"{database.name}_copy"]
-        try:
-            copier = Copier(database, target, report.scan, 1_500, named, lambda *step: None)
-            copied = {each.collection: each for each in copier.run(["children", "others", "parents"], [])}
-            assert 100 < copied["parents"].documents < 1_500
-            kept = {each["_id"] for each in target["parents"].find({}, {"_id": 1})}
-            assert {parents[7]["_id"], parents[11]["_id"]} <= kept
-            expected = Counter(each["parent_id"] for each in children if each["parent_id"] in kept)
-            assert expected == Counter(each["parent_id"] for each in target["children"].find())
-            # Whoever is named by a child that was copied is there too.
-            others = {each["other_id"] for each in target["children"].find()}
-            assert others <= {each["_id"] for each in target["others"].find()}
-            index = target["children"].index_information()["by_parent"]
-            assert "expireAfterSeconds" not in index
-        finally:
-            client.drop_database(target.name)
+    copier = Copier(database, target, report.scan, 1_500, named, lambda *step: None)
+    copied = {each.collection: each for each in copier.run(["children", "others", "parents"], [])}
+    assert 100 < copied["parents"].documents < 1_500
+    kept = {each["_id"] for each in target["parents"].find({}, {"_id": 1})}
+    assert {parents[7]["_id"], parents[11]["_id"]} <= kept
+    expected = Counter(each["parent_id"] for each in children if each["parent_id"] in kept)
+    assert expected == Counter(each["parent_id"] for each in target["children"].find())
+    # Whoever is named by a child that was copied is there too.
+    others = {each["other_id"] for each in target["children"].find()}
+    assert others <= {each["_id"] for each in target["others"].find()}
+    index = target["children"].index_information()["by_parent"]
+    assert "expireAfterSeconds" not in index
 
 
-def test_families_that_do_not_fit_are_left_out_whole(database, uri):
+def test_families_that_do_not_fit_are_left_out_whole(database, target):
     """However many a workload names: the largest is there, and each that is there is complete."""
     parents = [{"_id": number, "name": f"p{number}"} for number in range(60)]
     sizes = {number: 200 if number == 41 else 20 + number % 30 for number in range(60)}
@@ -356,32 +353,27 @@ def test_families_that_do_not_fit_are_left_out_whole(database, uri):
     named = touched(
         [Request("find", "children", {"filter": {"parent_id": each["_id"]}}) for each in parents]
     )[1]
-    with MongoClient(uri) as client:
-        target = client[f"{database.name}_copy"]
-        try:
-            copier = Copier(database, target, report.scan, 1_000, named, lambda *step: None)
-            copied = {each.collection: each for each in copier.run(["children", "notes", "parents"], [])}
-            kept = {each["_id"] for each in target["parents"].find()}
-            assert 41 in kept
-            assert 5 < len(kept) < 40
-            for name, size in (("children", sizes), ("notes", dict.fromkeys(range(60), 40))):
-                found = Counter(each["parent_id"] for each in target[name].find())
-                assert {key: size[key] for key in kept} == found
-                assert found.total() == copied[name].documents
-            assert sum(each.documents for each in copied.values()) <= 1_500
-            assert not any("cut off" in note for note in copier.notes)
-            # Only requests about what is there are tried.
-            for number in range(60):
-                about = [
-                    Request("count", "children", {"query": {"parent_id": number}}),
-                    Request("insert", "notes", {"document": {"parent_id": number, "n": 1}}),
-                    Request("find", "parents", {"filter": {"_id": number}}),
-                    Request("find", "children", {"filter": {"parent_id": {"$in": [number, 99]}}}),
-                ]
-                assert [number in kept] * 4 == [copier.holds(each) for each in about]
-            assert copier.holds(Request("find", "children", {"filter": {"n": 1}}))
-        finally:
-            client.drop_database(target.name)
+    copier = Copier(database, target, report.scan, 1_000, named, lambda *step: None)
+    copied = {each.collection: each for each in copier.run(["children", "notes", "parents"], [])}
+    kept = {each["_id"] for each in target["parents"].find()}
+    assert 41 in kept
+    assert 5 < len(kept) < 40
+    for name, size in (("children", sizes), ("notes", dict.fromkeys(range(60), 40))):
+        found = Counter(each["parent_id"] for each in target[name].find())
+        assert {key: size[key] for key in kept} == found
+        assert found.total() == copied[name].documents
+    assert sum(each.documents for each in copied.values()) <= 1_500
+    assert not any("cut off" in note for note in copier.notes)
+    # Only requests about what is there are tried.
+    for number in range(60):
+        about = [
+            Request("count", "children", {"query": {"parent_id": number}}),
+            Request("insert", "notes", {"document": {"parent_id": number, "n": 1}}),
+            Request("find", "parents", {"filter": {"_id": number}}),
+            Request("find", "children", {"filter": {"parent_id": {"$in": [number, 99]}}}),
+        ]
+        assert [number in kept] * 4 == [copier.holds(each) for each in about]
+    assert copier.holds(Request("find", "children", {"filter": {"n": 1}}))
 
 
 def relation(child: str, path: str, parent: str, references: int) -> Relation:
