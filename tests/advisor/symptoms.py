@@ -76,6 +76,17 @@ def profiled(database: Database[Any]) -> Iterator[None]:
         database.command("profile", 0)
 
 
+def scanning(database: Database[Any], collection: str, **command: Any) -> dict[str, Any]:
+    """What the profiler writes of a find that no index serves."""
+    return {
+        "op": "query",
+        "ns": f"{database.name}.{collection}",
+        "command": {"find": collection, **command},
+        "docsExamined": 5_000,
+        "planSummary": "COLLSCAN",
+    }
+
+
 def shop(database: Database[Any], reviews: int = 600) -> tuple[list[ObjectId], list[ObjectId]]:
     """Products and their reviews, which hold nothing but the product's id."""
     products = [identity(number, number) for number in range(30)]

@@ -14,6 +14,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
+from tests.advisor.symptoms import scanning
 from tests.kit.standalone import StandaloneServer
 from treadle import UsageError
 from treadle.advisor import Limits, Step, scan
@@ -189,13 +190,7 @@ def test_keys_that_are_data_are_shown_as_a_star(database: Any) -> None:
         [{"rows": [{"m": {f"ada{n}-{k}@example": 1}} for k in range(30)]} for n in range(4)]
     )
     recorded = [
-        {
-            "op": "query",
-            "ns": f"{database.name}.maps",
-            "command": {"find": "maps", "filter": {f"by_mail.{key}": 1}},
-            "docsExamined": 5_000,
-            "planSummary": "COLLSCAN",
-        }
+        scanning(database, "maps", filter={f"by_mail.{key}": 1})
         for key in ("ada1@example.org", "ada77", "total")
     ]
     report = scan(database, workload=recorded)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.advisor.symptoms import CASES, Case, finding_of
+from tests.advisor.symptoms import CASES, Case, finding_of, scanning
 from treadle import Document, Store
 from treadle.advisor import Limits, Report, Scan, scan
 from treadle.advisor.interface import SEVERITIES
@@ -117,13 +117,7 @@ def test_an_index_is_not_named_like_one_that_is_there(database: Any) -> None:
     database["orders"].create_index("code", partialFilterExpression={"total": 1})
     database["orders"].update_many({}, {"$set": {"tags": [1], "lines": [{"sku": 1}]}})
     recorded = [
-        {
-            "op": "query",
-            "ns": f"{database.name}.orders",
-            "command": {"find": "orders", "filter": condition},
-            "docsExamined": 2_000,
-            "planSummary": "COLLSCAN",
-        }
+        scanning(database, "orders", filter=condition)
         for condition in ({"code": 1}, {"tags": 1, "lines.sku": 1, "total": 1})
     ]
     report = scan(database, workload=recorded)
@@ -139,13 +133,7 @@ def test_an_index_is_not_named_like_one_that_is_there(database: Any) -> None:
 def test_a_sort_by_a_key_that_is_data_is_not_shown(database: Any) -> None:
     CASES["query-without-index"].symptom(database)
     recorded = [
-        {
-            "op": "query",
-            "ns": f"{database.name}.orders",
-            "command": {"find": "orders", "filter": {"code": 1}, "sort": {name: -1}},
-            "docsExamined": 2_000,
-            "planSummary": "COLLSCAN",
-        }
+        scanning(database, "orders", filter={"code": 1}, sort={name: -1})
         for name in ("points.alice@example.org", "$natural")
     ]
     report = scan(database, workload=recorded)

@@ -359,19 +359,18 @@ def test_a_mongod_that_does_not_run_is_told_in_a_sentence(
     assert code == raised.value.code
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for path in (file, file / "below"):
-        with pytest.raises(UsageError, match="is a file, or lies under one") as raised:
-            server.start(path)
-        assert "local-server-folder" == raised.value.code
-
-
-@pytest.mark.all
-def test_a_folder_that_cannot_be_written_to_is_named() -> None:
-    with pytest.raises(UsageError, match="/proc/treadle cannot be used") as raised:
-        server.start("/proc/treadle")
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("file", "is a file, or lies under one"),
+        ("file/below", "is a file, or lies under one"),
+        ("/proc/treadle", "/proc/treadle cannot be used"),
+    ],
+)
+def test_what_cannot_be_a_folder_is_named(tmp_path: Path, path: str, words: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=words) as raised:
+        server.start(tmp_path / path)
     assert "local-server-folder" == raised.value.code
 
 

@@ -61,20 +61,8 @@ def serve(server, database, store, tmp_path: Path) -> Generator[Any]:
     with contextlib.ExitStack() as stack:
 
         def started(*arguments: str) -> str:
-            process = stack.enter_context(
-                start(
-                    "serve",
-                    "--app",
-                    "application:store",
-                    "--port",
-                    "0",
-                    "--interval",
-                    "0.2",
-                    *arguments,
-                    folder=tmp_path,
-                    PYTHONPATH=root,
-                )
-            )
+            options = ("--app", "application:store", "--port", "0", "--interval", "0.2", *arguments)
+            process = stack.enter_context(start("serve", *options, folder=tmp_path, PYTHONPATH=root))
             stack.callback(end, process)
             line = process.stderr.readline()
             return re.search(r"http://\S+/", line)[0]
