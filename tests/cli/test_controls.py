@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import test_watch
 from tests.cli.invoke import invoke
+
+APPLICATION = test_watch.APPLICATION
 
 
 @pytest.fixture
