@@ -141,19 +141,6 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-def test_a_call_that_forgets_its_session_is_inside(store, block):
-    def work(session):
-        ada = store.insert(Customer(name="Ada"))
-        store.insert(Order(customer_id=ada.id))
-        assert 1 == store.get(Customer, ada.id).order_count == len(store.find(Order).to_list())
-        raise Stop
-
-    with pytest.raises(Stop):
-        block(store, work)
-    assert 0 == store.count(Customer) == store.count(Order)
-
-
 def test_each_attempt_of_with_transaction_is_a_transaction_of_its_own(store):
     ada = store.insert(Customer(name="Ada"))
     attempts = []

@@ -37,12 +37,6 @@ def test_an_id_and_the_same_bytes_are_two_ids() -> None:
     assert [by_id, by_bytes] == _answered([_asking(key), _asking(key.binary)], rows)
 
 
-def test_answers_go_by_id_whatever_their_order() -> None:
-    keys = [ObjectId() for _ in range(5)]
-    rows = [{"_id": key} for key in keys]
-    assert rows == _answered([_asking(key) for key in keys], rows[::-1])
-
-
 def test_who_asks_for_what_is_not_there_gets_nothing_and_others_their_own() -> None:
     keys = [ObjectId() for _ in range(3)]
     first, last = {"_id": keys[0]}, {"_id": keys[2]}

@@ -69,13 +69,6 @@ def test_what_differs_is_changed(run, database):
     database["users"].insert_one({"anything": 1})
 
 
-def test_an_existing_collection_gets_its_validator(run, database):
-    database["users"].insert_one({"legacy": True})
-    store = run.store([User])
-    assert "change validator" in [each.what for each in store.setup()]
-    assert [] == store.setup()
-
-
 def test_an_index_of_the_same_keys_and_another_name_will_do(run, database):
     database["users"].create_index([("email", 1)], unique=True, name="made_by_hand")
     store = run.store([User])

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import pytest
-from bson import ObjectId
-
 from tests.upkeep.followed import of, settled, without_former_states
 from treadle import Count, Document, Id, Sum
 
 # -- Computed ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_a_target_inserted_after_its_sources_is_filled(shops, database):
-    store, _ = shops
-    key = ObjectId()
-    database["sales"].insert_many([{"shop_id": key, "amount": each, "open": each > 1} for each in (1, 2, 3)])
-    settled(store)
-    database["shops"].insert_one({"_id": key, "name": "late"})
-    settled(store)
-    assert {"name": "late", "sales": 2, "total": 6, "mean": 2.0} == of(database, "shops", key)
 
 
 def test_a_source_that_moves_twice_between_two_looks_leaves_both(shops, database):
@@ -107,35 +93,6 @@ def test_a_source_may_name_its_target_by_its_own_id(run, database):
     worker.run_until_idle()
     assert 0 == of(database, "users", user)["points"]
     assert 0 == worker.totals.get("verified", 0) + worker.totals.get("blind", 0)
-
-
-def test_odd_references_do_not_stop_the_worker(shops, database):
-    """Values that no application writes, but any client may."""
-    import re
-
-    from bson import Code, Decimal128, Int64, MaxKey
-    from bson.dbref import DBRef
-
-    store, (a, *_) = shops
-    database.command({"collMod": "sales", "validator": {}})
-    odd = [
-        re.compile("."),
-        Code("f"),
-        DBRef("x", {"a": 1}),
-        MaxKey(),
-        [a, a],
-        {"$a": 1},
-        Decimal128("1"),
-        1.5,
-        True,
-    ]
-    database["sales"].insert_many([{"shop_id": value, "amount": 1, "open": True} for value in odd])
-    database["sales"].insert_one({"shop_id": a, "amount": Int64(7), "open": True})
-    store.worker().run_until_idle()
-    assert 7 == of(database, "shops", a)["total"]
-    database["sales"].delete_many({})
-    store.worker().run_until_idle()
-    assert 0 == of(database, "shops", a)["total"]
 
 
 class Review(Document, collection="reviews"):
