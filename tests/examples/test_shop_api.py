@@ -21,6 +21,9 @@ from examples.shop_api.models import MODELS, Product
 from tests.support import PATIENCE_SECONDS, until
 from treadle import Store
 
+DUNE = {"type": "book", "title": "Dune", "price": "9.99", "stock": 5, "author": "Herbert"}
+MOUSE = {"type": "electronics", "title": "Mouse", "price": "20", "stock": 1}
+
 
 @pytest.fixture(scope="module")
 def served(server: Any, client: Any) -> Iterator[SimpleNamespace]:
@@ -67,26 +70,8 @@ def shop(served: SimpleNamespace) -> SimpleNamespace:
         novels=novels["id"],
         email=email,
         ada=post(served.http, "/customers", name="Ada", email=email)["id"],
-        dune=post(
-            served.http,
-            "/products",
-            type="book",
-            title="Dune",
-            price="9.99",
-            stock=5,
-            category_id=novels["id"],
-            author="Herbert",
-        )["id"],
-        mouse=post(
-            served.http,
-            "/products",
-            type="electronics",
-            title="Mouse",
-            price="20",
-            stock=1,
-            category_id=goods["id"],
-            brand=mark,
-        )["id"],
+        dune=post(served.http, "/products", category_id=novels["id"], **DUNE)["id"],
+        mouse=post(served.http, "/products", category_id=goods["id"], **MOUSE, brand=mark)["id"],
     )
 
 
