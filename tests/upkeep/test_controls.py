@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from typing import Any
 
@@ -12,10 +11,9 @@ from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests import shop, streamed
-from tests.kit.tiers import IS_FULL
 from tests.upkeep.followed import Sale, Shop, of, settled, without_former_states
 from tests.upkeep.marketplace import wait_for, working
-from treadle import Limits, Store, UsageError
+from treadle import Store, UsageError
 from treadle.plan import database_command
 from treadle.upkeep.replay import Replay
 from treadle.upkeep.stream import Follower
@@ -197,29 +195,6 @@ def test_what_cannot_be_paused_is_refused_by_name(run):
     with pytest.raises(UsageError) as error:
         store.resume("Shop.nothing")
     assert "rule-unknown" == error.value.code
-
-
-@pytest.mark.parametrize("seed", range(3 if IS_FULL else 1))
-def test_random_pauses_and_writes_converge(run, database, seed):
-    """Raw writers go on while rules are paused and resumed at random; in the end everything is right."""
-    store = run.store(streamed.ROLLED, limits=Limits(worker_linger_below=5))
-    store.setup()
-    for number, key in enumerate(streamed.KEYS):
-        database["products"].insert_one(streamed.product(key, number))
-    store.worker().run_until_idle()
-    chance, writer = random.Random(seed), streamed.Writer(database, seed)
-    rules = [rule.place.label for rule in store.graph.rules if rule.maintain == "stream"]
-    for _ in range(12):
-        writer.write(6)
-        for rule in chance.sample(rules, 2):
-            (store.pause if chance.random() < 0.5 else store.resume)(rule)
-        if chance.random() < 0.6:
-            store.worker().run_until_idle()
-    for rule in rules:
-        store.resume(rule)
-    store.worker().run_until_idle()
-    store.run_due()
-    assert [] == [each for each in store.verify() if each.model != "ByNumber"]
 
 
 def test_a_worker_that_fails_is_seen_until_it_succeeds_again(shops, database, server, monkeypatch):

@@ -311,23 +311,6 @@ def test_documents_that_old_writers_left_behind_are_found(run, database):
     assert ["8"] == store.find_one(User, {"name": "u0"}).phones
 
 
-def test_one_run_at_a_time(run, database):
-    old_users(database, 4)
-    store = run.store([User])
-    codes: list[str] = []
-
-    def second(progress: Any) -> None:
-        if not codes:
-            try:
-                Store(store_database, [User]).migrate(User)
-            except DataError as error:
-                codes.append(error.code)
-
-    store_database = database
-    assert 4 == store.migrate(User, batch=2, progress=second).migrated
-    assert ["migration-running"] == codes
-
-
 def test_a_run_that_lost_its_lease_stops(run, database):
     old_users(database, 6)
 

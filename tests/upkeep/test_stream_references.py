@@ -111,33 +111,6 @@ def card(name: str, price: int) -> Raw:
     return {"name": name, "price": price}
 
 
-def test_cards_of_every_kind_are_filled_and_follow(letters, database):
-    """What is synced follows a raw rename; what is a snapshot stays."""
-    ann, bob = card("Ann", 10), card("Bob", 20)
-    assert cards(database) == {
-        "person_id": 1,
-        "synced": ann,
-        "mixed": ann,
-        "frozen": ann,
-        "name": "Ann",
-        "first_name": "Ann",
-        "held": {"id": 1, "name": "Ann"},
-        "items": [ann, bob, ann],
-    }
-    database["people"].update_one({"_id": 1}, {"$set": {"name": "Eve", "price": 99}})
-    settled(letters)
-    assert cards(database) == {
-        "person_id": 1,
-        "synced": card("Eve", 99),
-        "mixed": card("Eve", 10),
-        "frozen": ann,
-        "name": "Eve",
-        "first_name": "Ann",
-        "held": {"id": 1, "name": "Eve"},
-        "items": [card("Eve", 10), bob, card("Eve", 10)],
-    }
-
-
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_snapshot_outlives_the_replacement_of_its_source(letters, database, replaced):
     """Whether the source was replaced, or deleted and inserted anew: the moment has passed."""
