@@ -214,30 +214,6 @@ def test_restrict_refuses_the_deletion(run):
 # -- protection -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        {"$set": {"customer": {"name": "x", "tier": "y"}}},
-        {"$set": {"customer.name": "x"}},
-        {"$unset": {"customer": ""}},
-        {"$rename": {"status": "customer"}},
-        {"$set": {"lines.0.product.name": "x"}},
-        {"$set": {"lines.$[].product": None}},
-        {"$set": {"_treadle": {}}},
-        [{"$set": {"customer": None}}],
-        [{"$replaceWith": {"status": "x"}}],
-    ],
-)
-def test_an_update_that_names_a_copy_is_refused_and_says_where_to_write(store, update):
-    ann = store.insert(Customer(name="Ann"))
-    order = store.insert(Order(customer_id=ann.id))
-    for call in (lambda: store.update(Order, order.id, update), lambda: store.update_many(Order, {}, update)):
-        with pytest.raises(UsageError) as caught:
-            call()
-        assert "field-maintained" == caught.value.code
-    assert order == store.get(Order, order.id)
-
-
 def test_a_value_that_looks_like_an_expression_is_copied_as_text(store, database):
     """A customer named "$internal.cardToken" must not copy a secret."""
     ann = store.insert(Customer(name="Ann"))

@@ -22,13 +22,10 @@ from tests.patterns.archive.models import (
     YEAR,
     Contract,
     Deed,
-    Door,
     Letter,
-    Refund,
     Sale,
     SaleDay,
     Shop,
-    Visit,
     places,
 )
 from tests.support import race
@@ -80,55 +77,6 @@ def test_old_documents_move_and_derived_values_go_on_counting_them(run, database
     store.rebuild()
     assert before == derived(store)
     assert 0 == store.archive(Sale, now=NOW)
-
-
-def test_repair_counts_both_places(run, database):
-    store = run.store(COUNTED, limits=SMALL)
-    store.setup()
-    sell(store)
-    before = derived(store)
-    store.archive(Sale, now=NOW)
-    damage = {"sales": 0, "total": 0, "most": 0, "top": [], "large": 9}
-    database["shops"].update_one({"_id": 1}, {"$set": damage})
-    assert set(damage) == {each.path for each in store.verify()}
-    store.repair()
-    assert before == derived(store)
-    # Differences and recomputation continue from there.
-    store.insert(Sale(id=100, amount=100, date=NOW))
-    store.update(Sale, 0, {"$set": {"amount": 50}})
-    store.delete(Sale, 100)
-    assert [] == store.verify()
-    assert (8, 50) == (store.get(Shop, 1).sales, store.get(Shop, 1).most)
-
-
-def test_a_shop_that_comes_later_counts_what_is_archived(run):
-    store = run.store(COUNTED)
-    store.setup()
-    store.insert_many([Sale(id=key, date=OLD, amount=key) for key in (1, 2, 3)])
-    store.archive(Sale, now=NOW)
-    shop = store.insert(Shop(id=1))
-    assert (3, 6, 3) == (shop.sales, shop.total, shop.most)
-    assert 3 == sum(day.count for day in store.find(SaleDay))
-    refund = store.insert(Refund(id=1, sale_id=3))
-    assert refund.sale is not None
-    assert 3 == refund.sale.amount
-    assert [] == store.verify()
-
-
-def test_what_is_not_counted_is_let_go_of_once(run, database):
-    store = run.store([Visit, Door], limits=SMALL)
-    store.setup()
-    store.insert(Door(id=1))
-    store.insert_many([Visit(id=key, date=OLD if key % 2 else NOW) for key in range(6)])
-    assert 6 == store.get(Door, 1).visits
-    store.archive(Visit, now=NOW)
-    assert 3 == store.get(Door, 1).visits
-    assert [] == store.verify()
-    store.rebuild()
-    assert 3 == store.get(Door, 1).visits
-    store.restore(Visit, 1)
-    assert 4 == store.get(Door, 1).visits
-    assert [] == store.verify()
 
 
 def test_what_has_no_date_is_never_archived(run, database):
@@ -304,18 +252,6 @@ def test_the_id_alone_is_unique_across_both_collections(run, database):
     assert [] == store.verify()
 
 
-def test_a_document_that_is_deleted_softly_is_not_archived(run, database):
-    store = run.store([Deed])
-    store.setup()
-    store.insert_many([Deed(id=key, date=OLD) for key in (1, 2)])
-    store.delete(Deed, 1)
-    assert 1 == store.archive(Deed, now=NOW, dry_run=True)
-    assert 1 == store.archive(Deed, now=NOW)
-    assert [1] == [each.id for each in store.find(Deed, deleted=True)]
-    assert store.restore(Deed, 1).deleted_at is None
-    assert [] == store.verify()
-
-
 def test_a_revert_of_an_archived_document_is_refused_or_brings_it_back(run, database):
     store = run.store([Deed, Contract, Sale])
     store.setup()
@@ -362,18 +298,6 @@ def test_an_update_that_races_with_the_move_is_kept(database):
     assert added == [store.get(Sale, key).amount for key in range(30)]
     assert sum(added) == store.get(Shop, 1).total
     assert 30 == store.get(Shop, 1).sales
-    assert [] == store.verify()
-
-
-def test_what_a_document_derives_is_brought_up_to_date_when_it_comes_back(run, database):
-    store = run.store([Sale, Contract])
-    store.setup()
-    store.insert(Contract(id=1, date=OLD))
-    store.archive(Contract, now=NOW)
-    store.insert(Sale(id=1, shop_id=1))
-    assert [] == store.verify()
-    assert 1 == store.restore(Contract, 1).sales
-    assert [1] == [state.revision for state in store.history(Contract, 1)]
     assert [] == store.verify()
 
 
@@ -497,26 +421,6 @@ class Maker(
     id: int
     name: str
     at: dt.datetime = OLD
-
-
-class Toy(Document, collection="toys"):
-    id: int
-    maker_id: int
-    maker: Annotated[str | None, ExtendedReference(Maker, by="maker_id", field="name", maintain="stream")] = (
-        None
-    )
-
-
-def test_a_kept_copy_of_a_source_that_was_archived_is_no_finding(database):
-    store = Store(database, [Maker, Toy])
-    store.setup()
-    store.insert(Maker(id=1, name="Ada"))
-    store.insert(Toy(id=1, maker_id=1))
-    store.worker().run_until_idle()
-    store.update(Maker, 1, {"$set": {"name": "Ben"}})
-    store.archive(Maker, now=OLD + dt.timedelta(days=3))
-    store.worker().run_until_idle()
-    assert [] == store.verify()
 
 
 class MakerCard(BaseModel):

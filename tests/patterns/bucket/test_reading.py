@@ -19,34 +19,6 @@ from treadle import Archive, Bucket, DataError, Document, Id, Store, Unchecked, 
 # -- reading -----------------------------------------------------------------------------------------
 
 
-def test_a_range_is_exact_at_both_ends(filled):
-    """The bucket that starts before the range is searched too; readings come back, not buckets."""
-    store, measured = filled()
-    cases: list[tuple[Any, list[int]]] = [
-        ({"$gte": at(50), "$lt": at(70)}, [50, 60]),
-        ({"$gt": at(50), "$lte": at(70)}, [60, 70]),
-        ({"$gte": at(170)}, [170]),
-        ({"$lt": at(10)}, [0]),
-        ({"$eq": at(60)}, [60]),
-        (at(60), [60]),
-        ({"$in": [at(0), at(60), at(65)]}, [0, 60]),
-        ({"$in": []}, []),
-        ({"$gt": at(170)}, []),
-        ({"$gte": at(70), "$lt": at(50)}, []),
-        ({"$not": {"$gt": at(10)}}, [0, 10]),
-        ({"$gte": at(150), "$ne": at(160)}, [150, 170]),
-    ]
-    for condition, minutes in cases:
-        filter = {"sensor_id": "a", "ts": condition}
-        assert [at(minute) for minute in minutes] == [
-            each.ts for each in store.find(measured, filter, sort="ts")
-        ], condition
-        assert len(minutes) == store.count(measured, filter), condition
-        assert [at(minute) for minute in reversed(minutes)] == [
-            each.ts for each in store.find(measured, filter, sort="-ts")
-        ], condition
-
-
 def test_filters_mean_what_the_server_means(filled, database):
     """The same filters beside a plain collection."""
     store, measured = filled()
@@ -76,6 +48,17 @@ def test_filters_mean_what_the_server_means(filled, database):
         {"sensor_id": {"$regex": "b"}, "temp": {"$type": "double"}},
         {"$comment": "nothing", "temp": 10},
         {"ts": {"$type": "date"}, "temp": {"$lt": 20}},
+        # The bucket that starts before a range is searched too.
+        {"sensor_id": "a", "ts": {"$gte": at(50), "$lt": at(70)}},
+        {"sensor_id": "a", "ts": {"$gt": at(50), "$lte": at(70)}},
+        {"sensor_id": "a", "ts": {"$lt": at(10)}},
+        {"sensor_id": "a", "ts": {"$gt": at(170)}},
+        {"sensor_id": "a", "ts": {"$gte": at(70), "$lt": at(50)}},
+        {"sensor_id": "a", "ts": at(60)},
+        {"sensor_id": "a", "ts": {"$in": [at(0), at(60), at(65)]}},
+        {"ts": {"$in": []}},
+        {"sensor_id": "a", "ts": {"$not": {"$gt": at(10)}}},
+        {"sensor_id": "a", "ts": {"$gte": at(150), "$ne": at(160)}},
         Unchecked({"missing": 1}),
         Unchecked({"missing": None, "temp": 10}),
         {},

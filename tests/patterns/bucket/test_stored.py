@@ -19,30 +19,6 @@ from treadle import Bucket, DataError, DeclarationError, Document, Id, Indexed, 
 # -- what is stored ----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick
-def test_a_bucket_looks_as_the_literature_draws_it(run, database):
-    store = run.store([Reading])
-    store.setup()
-    store.insert(Reading(sensor_id="s1", ts=at(1), temp=20.5))
-    store.insert_many(
-        [Reading(sensor_id="s1", ts=at(3), temp=22.0), Reading(sensor_id="s1", ts=at(2), temp=19.0)]
-    )
-    assert [
-        {
-            "sensor_id": "s1",
-            "start": START,
-            "end": START + HOUR - timedelta(milliseconds=1),
-            "count": 3,
-            "readings": [
-                {"ts": at(1), "temp": 20.5},
-                {"ts": at(3), "temp": 22.0},
-                {"ts": at(2), "temp": 19.0},
-            ],
-            "stats": {"temp": {"min": 19.0, "max": 22.0, "sum": 61.5}},
-        }
-    ] == stored(database)
-
-
 def test_a_reading_without_a_value_does_not_count_for_the_average(run, database):
     measured = reading_with()
     store = run.store([measured])
@@ -160,6 +136,7 @@ def test_a_full_bucket_starts_a_new_one(run, database):
     assert {"one": [(0, 60), (1, 1)], "all": [(0, 60), (1, 60), (2, 10)]} == counts
 
 
+@pytest.mark.quick
 def test_the_window_is_that_of_the_readings_own_time_in_utc(run, database):
     """Not that of its arrival, and not that of its own zone's hours."""
     store = run.store([Reading])

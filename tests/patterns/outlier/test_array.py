@@ -59,6 +59,7 @@ def test_removals_move_nothing_and_a_rebuild_packs_the_array(run, model, databas
     assert ([], []) == (wrong(database, model, 1), store.verify())
 
 
+@pytest.mark.quick
 def test_duplicates_under_unique_are_ignored_and_counted(run):
     store = run.store([Unique])
     store.insert(Unique(id=1))
@@ -165,15 +166,6 @@ def test_pages_are_checked_and_count_from_one(run):
         with pytest.raises(UsageError) as refused:
             array.page(number, size)
         assert "page-invalid" == refused.value.code
-
-
-def test_an_unknown_array_is_named(run):
-    store = run.store([Plain])
-    with pytest.raises(UsageError, match="it has 'members'") as refused:
-        store.array(Plain, "member", 1)
-    assert "array-unknown" == refused.value.code
-    with pytest.raises(UsageError):
-        store.array(Plain, "members", {"$ne": 1})
 
 
 # -- what others are fed by --------------------------------------------------------------------------

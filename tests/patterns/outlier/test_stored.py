@@ -9,58 +9,15 @@ from decimal import Decimal
 from typing import Annotated
 
 import pytest
-from bson import ObjectId
 from pydantic import BaseModel
 from pymongo.errors import OperationFailure
 
-from tests.members import LIMIT, Plain, Rows, Unique, UniqueRows, items, overflow_of
+from tests.members import LIMIT, Plain, Unique, UniqueRows, items, overflow_of
 from tests.support import Colour
-from treadle import Document, Id, Outlier, Store, Unchecked, UsageError
+from treadle import Document, Outlier, Store, Unchecked, UsageError
 from treadle.patterns.outlier import writes
 
-
-class User(Document, collection="users"):
-    name: str
-    followers: Annotated[list[Id], Outlier(limit=3, overflow="follower_overflow", page_size=2)] = []
-    follower_count: int = 0
-    has_overflow: bool = False
-
-
 # -- stored shapes -----------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_what_is_stored_is_what_the_literature_draws(run, database):
-    store = run.store([User])
-    ann = store.insert(User(name="Ann"))
-    ids = [ObjectId() for _ in range(6)]
-    array = store.array(User, "followers", ann.id)
-    for each in ids:
-        assert array.append(each) is True
-    raw = database["users"].find_one()
-    raw.pop("_treadle")
-    assert {
-        "_id": ann.id,
-        "name": "Ann",
-        "followers": ids[:3],
-        "follower_count": 6,
-        "has_overflow": True,
-    } == raw
-    pages = list(database["follower_overflow"].find({}, {"_id": 0}).sort("page"))
-    assert [
-        {"user_id": ann.id, "page": 2, "followers": ids[3:5], "count": 2},
-        {"user_id": ann.id, "page": 3, "followers": ids[5:], "count": 1},
-    ] == pages
-    assert ids[:3] == store.get(User, ann.id).followers
-    assert ids == list(array)
-
-
-def test_documents_layout_is_one_document_per_item(run, database):
-    store = run.store([Rows])
-    store.insert(Rows(id=1, members=[10, 11, 12, 13, 14]))
-    store.array(Rows, "members", 1).append(15)
-    rows = list(database["rows_overflow"].find({}, {"_id": 0}).sort("position"))
-    assert [{"rows_id": 1, "position": 1, "item": 14}, {"rows_id": 1, "position": 2, "item": 15}] == rows
 
 
 class Inner(BaseModel):

@@ -10,27 +10,6 @@ from bson import ObjectId
 from tests.patterns.schema_versioning.users import Piped, PipedStored, Stored, User, old_users, split_phone
 from treadle import DataError, Document, Store, UsageError, migration
 
-
-class Mixed(Document, collection="mixed", version=3):
-    a: int
-    b: int
-    c: int
-
-
-migration(Mixed, 1, up=[{"$set": {"b": {"$add": ["$a", 1]}}}], down=[{"$unset": "b"}])
-
-
-@migration(Mixed, from_version=2)
-def add_c(document: dict) -> dict:
-    return {**document, "c": document["b"] + 1}
-
-
-@add_c.down
-def drop_c(document: dict) -> dict:
-    del document["c"]
-    return document
-
-
 # -- reading -----------------------------------------------------------------------------------------
 
 
@@ -111,19 +90,6 @@ def test_pipelines_are_run_by_the_server_on_what_was_read(run, database):
     assert found[0] == store.get(Piped, found[0].id)
     assert {1: 1, 2: 1} == store.migration_status(Piped)
     assert found[0] == store.delete(Piped, found[0].id)
-
-
-def test_functions_and_pipelines_may_take_turns(run, database):
-    database["mixed"].insert_many([{"a": 1}, {"a": 5, "b": 7, "schema_version": 2}])
-    store = run.store([Mixed])
-    assert [(1, 2, 3), (5, 7, 8)] == [(each.a, each.b, each.c) for each in store.find(Mixed, sort="_id")]
-    assert 2 == store.migrate(Mixed).migrated
-    assert {3: 2} == store.migration_status(Mixed)
-    store.migrate(Mixed, to=1)
-    assert [{"a": 1}, {"a": 5}] == [
-        {key: value for key, value in raw.items() if key not in ("_id", "schema_version")}
-        for raw in database["mixed"].find().sort("_id")
-    ]
 
 
 # -- concurrent writes -------------------------------------------------------------------------------
