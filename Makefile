@@ -57,10 +57,10 @@ test-of: $(VENV)/installed ## the tests of one module: make test-of F=src/treadl
 # One file per pattern, the worker and schedules, and crash points, on another server.
 OTHER_SERVERS := 6.0.27
 SMOKE := tests/test_every_pattern.py $(addprefix tests/patterns/,test_computed.py test_extended_reference.py \
-	test_rollup.py test_subset.py test_polymorphic.py test_polymorphic_indexes.py tree/test_ancestor_array.py \
+	test_rollup.py test_subset.py test_polymorphic.py test_polymorphic_indexes.py tree/test_moves.py \
 	bucket/test_stored.py bucket/test_time_series.py outlier/test_stored.py approximation/test_counting.py \
-	schema_versioning/test_background.py history/test_writes.py) \
-	$(addprefix tests/upkeep/,test_stream.py test_stream_documents.py test_schedule.py test_set_up.py)
+	schema_versioning/test_updates.py history/test_track.py) \
+	$(addprefix tests/upkeep/,test_stream.py test_stream_documents.py test_schedule.py test_set_up.py test_migrate.py)
 
 # An assignment fails where its command fails; "export X=$$(command)" would not.
 test-servers: $(VENV)/installed ## a smoke set on MongoDB 6.0.27, which is downloaded once

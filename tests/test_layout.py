@@ -7,6 +7,8 @@ needed fails the test, and no line is added.
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 from pathlib import Path
 
 from tests.kit.covers import TESTS, files_covering, modules, named_modules
@@ -65,3 +67,13 @@ def test_tests_import_public_names_unless_they_cover_the_module() -> None:
 
 def test_the_list_only_shrinks() -> None:
     assert len(exceptions("uncovered")) + len(exceptions("internal")) <= EXCEPTIONS_MAX
+
+
+def test_the_smoke_set_for_other_servers_exists() -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "test-servers"]
+    printed = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=True).stdout
+    named = {
+        word for word in re.split(r"[\s;]+", printed) if word.startswith("tests/") and word.endswith(".py")
+    }
+    assert len(named) > 10
+    assert [] == sorted(name for name in named if not (TESTS.parent / name).exists())
