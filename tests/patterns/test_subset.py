@@ -101,3 +101,28 @@ def test_new_children_cost_one_update_and_no_read(heard):
     listener.clear()
     store.insert(Review(product_id=parent.id))
     assert ["insert", "update", "commitTransaction"] == listener.names
+
+
+def test_a_rebuild_of_many_targets_reads_the_first_sources_of_each(database):
+    """By the index: what a subset leaves out is not read, however much there is of it."""
+
+    class Note(BaseModel):
+        rating: int
+
+    class Comment(Document, collection="comments"):
+        post_id: int
+        rating: int
+
+    class Post(Document, collection="posts"):
+        id: int
+        best: Annotated[list[Note], Subset(Comment, by="post_id", sort="-rating", size=2)] = []
+
+    store = Store(database, [Post, Comment])
+    store.setup()
+    database["comments"].insert_many([{"post_id": n % 5, "rating": n} for n in range(1_000)])
+    store.insert_many([Post(id=n) for n in range(5)])
+    database.command("profile", 2)
+    assert 5 == store.rebuild(Post)
+    database.command("profile", 0)
+    read = [each.get("keysExamined", 0) for each in database["system.profile"].find()]
+    assert sum(read) < 100
